@@ -1,0 +1,42 @@
+# make demo   evaluate a real model under quantized communication and write a report   (no model hub, no GPU)
+# make test   lint, types and the whole test suite
+# make lock   refresh constraints.txt from this environment
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+DEMO ?= demo
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test lint lock clean
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 11) <= v <= (3, 13) or sys.exit("fc_eval needs Python 3.11 to 3.13, this is %d.%d: make PYTHON=python3.12" % v)'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
+	@echo "installing fc_eval into $(VENV) (a few minutes the first time)"
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(PIP) --editable '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.installed
+	$(BIN)/fc-eval run -m comm=int8,int4_int8,int4 tp=4 eval=[text,everyday] eval.limit=$(or $(LIMIT),null) out=$(DEMO)/runs
+	$(BIN)/fc-eval report $(DEMO)/runs --out $(DEMO)/report
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/pytest
+
+lock: $(VENV)/.installed-dev
+	$(BIN)/python -m pip freeze --exclude-editable | sed "s/+cpu//" > constraints.txt.new
+	mv constraints.txt.new constraints.txt
+
+clean:
+	rm -rf $(VENV) $(DEMO) build dist *.egg-info

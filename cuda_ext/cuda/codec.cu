@@ -1,0 +1,52 @@
+// Launchers of encode and decode.
+#include "cuda/launch.cuh"
+
+namespace fc::cuda {
+namespace {
+
+bool power_of_two_group(int32_t group) { return group >= 8 && group <= kTile && (group & (group - 1)) == 0; }
+
+}  // namespace
+
+const char* why_not(const Format& f) {
+  if (!power_of_two_group(f.group)) return "the group is not a power of two from 8 to 1024 elements";
+  if (f.spikes) return "spikes are not covered";
+  if (f.kind == kMx && f.scale_bits != 8) return "mx scales of other than 8 bits are not covered";
+  return nullptr;
+}
+
+const char* why_no_device() { return no_device(); }
+
+const char* encode(const Format& f, const Matrix& x, uint8_t* wire, const Where& where) {
+  if (const char* why = why_not(f)) return why;
+  if (const char* why = why_too_large(x.tokens, x.hidden, f.group)) return why;
+  const Layout l = make_layout(f, x.tokens, x.hidden, dtype_bytes(x.dtype));
+  if (l.blocks == 0) return nullptr;
+  const TileMap map = TileMap::make(x.tokens, x.hidden, f.group, aligned16(x.data) && aligned_rows(x.stride, x.dtype));
+  const WireParams params = WireParams::make(f, l);
+  return with_dtype(x.dtype, [&](auto d) {
+    using D = decltype(d);
+    return with_scheme<D>(scheme_index(f), [&](auto, auto s) {
+      return launch(encode_kernel<D, decltype(s)>, l.blocks, where, static_cast<const typename D::Bits*>(x.data),
+                    x.stride, map, params, wire, l.blocks);
+    });
+  });
+}
+
+const char* decode(const Format& f, const uint8_t* wire, DType dtype, int64_t tokens, int64_t hidden, float* out,
+                   unsigned long long* nonfinite, const Where& where) {
+  if (const char* why = why_not(f)) return why;
+  if (const char* why = why_too_large(tokens, hidden, f.group)) return why;
+  const Layout l = make_layout(f, tokens, hidden, dtype_bytes(dtype));
+  if (l.blocks == 0) return nullptr;
+  const TileMap map = TileMap::make(tokens, hidden, f.group, aligned16(out));
+  const WireParams params = WireParams::make(f, l);
+  return with_dtype(dtype, [&](auto d) {
+    using D = decltype(d);
+    return with_scheme<D>(scheme_index(f), [&](auto, auto s) {
+      return launch(decode_kernel<D, decltype(s)>, l.blocks, where, wire, map, params, out, nonfinite, l.blocks);
+    });
+  });
+}
+
+}  // namespace fc::cuda

@@ -1,0 +1,114 @@
+// Encode and decode: a warp owns a block of 1024 elements. Each value and each byte is touched once.
+#pragma once
+
+#include "cuda/extremes.cuh"
+#include "cuda/planes.cuh"
+
+namespace fc::cuda {
+
+FC_DEVICE int64_t warp_tile() { return static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32; }
+
+// The metadata of group `k` of a block; zero bytes where the group is all padding.
+template <class D, class S>
+FC_DEVICE void store_meta(uint8_t* block, const WireParams& p, int32_t k, const Meta& m, bool empty) {
+  using Bits = typename D::Bits;
+  if constexpr (S::kScaleCode) {
+    block[p.scale + k] = static_cast<uint8_t>(empty ? 0u : m.scale_code);
+  } else {
+    const Bits first = m.finite ? D::round(m.first) : D::kNan;
+    reinterpret_cast<Bits*>(block + p.meta[0])[k] = empty ? Bits{0} : first;
+  }
+  if constexpr (S::kTwoMeta) {
+    const Bits second = m.finite ? D::round(m.second) : D::kNan;
+    reinterpret_cast<Bits*>(block + p.meta[1])[k] = empty ? Bits{0} : second;
+  }
+}
+
+// x [T, H] with `stride` elements between rows -> wire [tiles * block_bytes].
+template <class D, class S>
+__global__ void __launch_bounds__(kThreads)
+encode_kernel(const typename D::Bits* x, int64_t stride, TileMap map, WireParams p, uint8_t* wire, int64_t tiles) {
+  using Bits = typename D::Bits;
+  const int64_t tile = warp_tile();
+  if (tile >= tiles) return;  // the whole warp
+  const int32_t lane = static_cast<int32_t>(threadIdx.x % 32);
+  uint8_t* block = wire + tile * p.block_bytes;
+
+  Raw<D> raw[kLoads];
+  int32_t count[kLoads];
+#pragma unroll
+  for (int i = 0; i < kLoads; ++i) {
+    const TileMap::Place at = map.place(tile, kLoadElements * i + kPerLane * lane, kPerLane);
+    count[i] = at.count;
+    raw[i] = load_raw<D>(x + at.row * stride + at.column, at.count, map.vectors);
+  }
+  Extremes extremes[kLoads];
+  tile_extremes<D, S>(raw, count, p.group, extremes);
+
+  const Quantizer q = p.quantizer;
+  uint32_t codes[kLoads][kPerLane];
+#pragma unroll
+  for (int i = 0; i < kLoads; ++i) {
+    const Meta m = S::meta(q, extremes[i]);
+    const Scale s = S::encoder_scale(q, m);
+    const bool empty = is_empty(extremes[i]);
+#pragma unroll
+    for (int j = 0; j < kPerLane; ++j) {
+      const bool there = m.finite && (map.vectors ? count[i] != 0 : j < count[i]);
+      codes[i][j] = there ? S::code(q, s, value_of<D>(raw[i], j)) : 0u;
+    }
+    const int32_t e = kLoadElements * i + kPerLane * lane;
+    if ((e & (p.group - 1)) == 0) store_meta<D, S>(block, p, e >> p.group_shift, m, empty);
+  }
+  store_codes(block, p, lane, codes);
+
+  // Padding of the metadata sections, at most 15 bytes each.
+  const int32_t slot = p.groups_per_block + lane;
+  if (slot < p.meta_slots) {
+    if constexpr (S::kScaleCode) block[p.scale + slot] = 0;
+    else reinterpret_cast<Bits*>(block + p.meta[0])[slot] = Bits{0};
+    if constexpr (S::kTwoMeta) reinterpret_cast<Bits*>(block + p.meta[1])[slot] = Bits{0};
+  }
+}
+
+// wire -> out [T, H] fp32, contiguous; non-finite groups are added to *nonfinite. A lane takes 4 consecutive elements at
+// a time, so that each store of the warp is one run of 512 bytes.
+template <class D, class S>
+__global__ void __launch_bounds__(kThreads)
+decode_kernel(const uint8_t* wire, TileMap map, WireParams p, float* out, unsigned long long* nonfinite, int64_t tiles) {
+  using Bits = typename D::Bits;
+  const int64_t tile = warp_tile();
+  if (tile >= tiles) return;
+  const int32_t lane = static_cast<int32_t>(threadIdx.x % 32);
+  const uint8_t* block = wire + tile * p.block_bytes;
+  const Quantizer q = p.quantizer;
+
+#pragma unroll
+  for (int run = 0; run < 2 * kLoads; ++run) {
+    const int32_t e = 128 * run + 4 * lane;
+    const TileMap::Place at = map.place(tile, e, 4);
+    uint32_t codes[4];
+    load_codes(block, p, static_cast<int32_t>(place_of(e)), codes);
+    const int32_t k = e >> p.group_shift;
+    Meta m{};
+    if constexpr (S::kScaleCode) m.scale_code = block[p.scale + k];
+    else m.first = D::widen(reinterpret_cast<const Bits*>(block + p.meta[0])[k]);
+    if constexpr (S::kTwoMeta) m.second = D::widen(reinterpret_cast<const Bits*>(block + p.meta[1])[k]);
+    const bool finite = travelled_finite<S>(q, m);
+    const Scale s = S::scale(q, m);
+    float v[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) v[j] = finite ? S::value(s, S::level_of(q, codes[j])) : canonical_nan();
+    if (!finite && (e & (p.group - 1)) == 0 && at.count) atomicAdd(nonfinite, 1ull);
+    float* to = out + at.row * map.columns + at.column;
+    if (map.vectors) {
+      if (at.count) store_vector(to, uint4{bits_of(v[0]), bits_of(v[1]), bits_of(v[2]), bits_of(v[3])});
+    } else {
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        if (j < at.count) to[j] = v[j];
+    }
+  }
+}
+
+}  // namespace fc::cuda

@@ -1,0 +1,107 @@
+// The extremes of every group of a tile: packed minima in a lane, butterflies over the lanes that share a group.
+#pragma once
+
+#include "cuda/tile.cuh"
+
+namespace fc::cuda {
+
+// Least and negated most of a set of values, so that one kind of minimum serves both. 16-bit: both in one word.
+template <class D, bool = kIs16Bit<D>>
+struct Spread {
+  uint32_t pair;  // low half: min, high half: -max
+
+  static FC_DEVICE Spread none() {
+    return {std::is_same_v<D, Bf16> ? 0x7F807F80u : 0x7C007C00u};  // +Inf, and -(-Inf)
+  }
+  static FC_DEVICE Spread of(const Raw<D>& r) {
+    const uint32_t least = min_pair<D>(min_pair<D>(r.w[0], r.w[1]), min_pair<D>(r.w[2], r.w[3]));
+    const uint32_t most = max_pair<D>(max_pair<D>(r.w[0], r.w[1]), max_pair<D>(r.w[2], r.w[3])) ^ kSignsOfPair;
+    return {min_pair<D>(low_halves(least, most), high_halves(least, most))};
+  }
+  FC_DEVICE Spread merged(const Spread& o) const { return {min_pair<D>(pair, o.pair)}; }
+  FC_DEVICE Spread from_lane(int mask) const { return {__shfl_xor_sync(kFullWarp, pair, mask)}; }
+  FC_DEVICE float lo() const { return widen_half<D>(pair, 0); }
+  FC_DEVICE float hi() const { return -widen_half<D>(pair, 1); }
+};
+
+template <class D>
+struct Spread<D, false> {
+  float least, negated_most;
+
+  static FC_DEVICE Spread none() { return {float_of(0x7F800000u), float_of(0x7F800000u)}; }
+  static FC_DEVICE Spread of(const Raw<D>& r) {
+    Spread s{float_of(r.w[0]), -float_of(r.w[0])};
+#pragma unroll
+    for (int j = 1; j < kPerLane; ++j) s = s.merged({float_of(r.w[j]), -float_of(r.w[j])});
+    return s;
+  }
+  FC_DEVICE Spread merged(const Spread& o) const {
+    return {min_nan(least, o.least), min_nan(negated_most, o.negated_most)};
+  }
+  FC_DEVICE Spread from_lane(int mask) const {
+    return {__shfl_xor_sync(kFullWarp, least, mask), __shfl_xor_sync(kFullWarp, negated_most, mask)};
+  }
+  FC_DEVICE float lo() const { return least; }
+  FC_DEVICE float hi() const { return -negated_most; }
+};
+
+// Merges over the lanes and loads that share a group of `group` elements. Every lane of the group ends with the result.
+template <class T, class Merge, class FromLane>
+FC_DEVICE void merge_groups(T (&v)[kLoads], int32_t group, const Merge& merge, const FromLane& from_lane) {
+  const int lanes = group < kLoadElements ? group / kPerLane : 32;
+  for (int mask = 1; mask < lanes; mask <<= 1) {
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) v[i] = merge(v[i], from_lane(v[i], mask));
+  }
+  if (group > kLoadElements) {
+    v[0] = v[1] = merge(v[0], v[1]);
+    v[2] = v[3] = merge(v[2], v[3]);
+  }
+  if (group > 2 * kLoadElements) v[0] = v[1] = v[2] = v[3] = merge(v[0], v[2]);
+}
+
+// Signed-extreme: where both signs have the largest magnitude, which of them stands first in the group.
+template <class D>
+FC_DEVICE void order_extremes(const Raw<D> (&raw)[kLoads], const int32_t (&count)[kLoads], int32_t group, Extremes (&x)[kLoads]) {
+  bool tie = false;
+#pragma unroll
+  for (int i = 0; i < kLoads; ++i) tie = tie || (x[i].lo == -x[i].hi && x[i].hi != 0.0f);
+  if (!__any_sync(kFullWarp, tie)) return;
+  const int32_t lane = static_cast<int32_t>(threadIdx.x % 32);
+  int32_t first_low[kLoads], first_high[kLoads];
+#pragma unroll
+  for (int i = 0; i < kLoads; ++i) {
+    first_low[i] = first_high[i] = kTile;
+#pragma unroll
+    for (int j = kPerLane - 1; j >= 0; --j) {
+      const float v = value_of<D>(raw[i], j);
+      const int32_t e = kLoadElements * i + kPerLane * lane + j;
+      if (j < count[i] && v == x[i].lo) first_low[i] = e;
+      if (j < count[i] && v == x[i].hi) first_high[i] = e;
+    }
+  }
+  const auto earlier = [](int32_t a, int32_t b) { return a < b ? a : b; };
+  const auto from_lane = [](int32_t v, int mask) { return __shfl_xor_sync(kFullWarp, v, mask); };
+  merge_groups(first_low, group, earlier, from_lane);
+  merge_groups(first_high, group, earlier, from_lane);
+#pragma unroll
+  for (int i = 0; i < kLoads; ++i) x[i].low_first = first_low[i] < first_high[i];
+}
+
+// Extremes of the group that each load's 8 elements belong to. A group without elements has lo = +Inf > hi = -Inf.
+template <class D, class S>
+FC_DEVICE void tile_extremes(const Raw<D> (&raw)[kLoads], const int32_t (&count)[kLoads], int32_t group, Extremes (&x)[kLoads]) {
+  Spread<D> s[kLoads];
+#pragma unroll
+  for (int i = 0; i < kLoads; ++i) s[i] = count[i] ? Spread<D>::of(raw[i]) : Spread<D>::none();
+  merge_groups(
+      s, group, [](const Spread<D>& a, const Spread<D>& b) { return a.merged(b); },
+      [](const Spread<D>& a, int mask) { return a.from_lane(mask); });
+#pragma unroll
+  for (int i = 0; i < kLoads; ++i) x[i] = {s[i].lo(), s[i].hi(), false};
+  if constexpr (std::is_same_v<S, SignedExtreme>) order_extremes<D>(raw, count, group, x);
+}
+
+FC_DEVICE bool is_empty(const Extremes& x) { return x.lo > x.hi; }
+
+}  // namespace fc::cuda

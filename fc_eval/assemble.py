@@ -1,0 +1,161 @@
+"""From what ran to what is recorded: the summaries of single evaluations, and `result.json` made of them."""
+
+import math
+import platform
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from fc_eval.config import RunConfig
+from fc_eval.evaluate.run import EvalResult
+from fc_eval.evaluate.spec import EvalSpec
+from fc_eval.models.load import LoadedModel
+from fc_eval.parallel.self_check import SelfCheck
+from fc_eval.parallel.stats import CommStats
+from fc_eval.results.fingerprint import package_versions
+from fc_eval.results.store import SCHEMA
+from fc_eval.wire.format import WIRE_VERSION
+from fc_eval.wire.layout import DTYPE_BYTES, nominal_bits
+
+
+def eval_summary(spec: EvalSpec, result: EvalResult, stats: CommStats) -> dict[str, Any]:
+    """One finished evaluation as JSON: its numbers, its protocol, and what its all-reduces cost."""
+    return {
+        "schema": SCHEMA,
+        "kind": spec.kind,
+        "label": result.protocol.get("label", spec.name),
+        "metrics": {key: _finite(value) for key, value in result.metrics.items()},
+        "samples": result.samples,
+        "partial": result.partial,
+        "protocol": result.protocol,
+        "comm": {
+            "tokens": stats.tokens,
+            "elements": stats.elements,
+            "effective_bits": stats.effective_bits,
+            "wire_bytes_per_rank": stats.wire_bytes_per_rank,
+            "qdq_rounds": stats.qdq_rounds,
+            "stages": [
+                {
+                    "stage": stage.stage,
+                    "elements": stage.elements,
+                    "encoded_bytes": stage.encoded_bytes,
+                    "bytes_per_rank": list(stage.bytes_per_rank),
+                    "nonfinite_groups": stage.nonfinite_groups,
+                }
+                for stage in stats.stages
+            ],
+            "forwards": stats.forwards,
+            "calls": dict(stats.calls),
+            "codec": stats.codec,
+            "notes": list(stats.notes),
+        },
+    }
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no NaN and no Inf; a number that is neither is written as null."""
+    return value if math.isfinite(value) else None
+
+
+def _wire(config: RunConfig, comms: list[Mapping[str, Any]], hidden: int) -> dict[str, Any]:
+    """Bits and bytes over all evaluations of a run; bits are weighted by the values that they were spent on."""
+    elements = sum(c["elements"] for c in comms)
+    tokens = sum(c["tokens"] for c in comms)
+    sent = sum(c["wire_bytes_per_rank"] for c in comms)
+    stages: dict[str, dict[str, Any]] = {}
+    for stage in (stage for c in comms for stage in c["stages"]):
+        kept = stages.setdefault(stage["stage"], dict(stage) | {"bytes_per_rank": [0] * config.tp})
+        if kept["bytes_per_rank"] != [0] * config.tp:
+            for key in ("elements", "encoded_bytes", "nonfinite_groups"):
+                kept[key] += stage[key]
+        kept["bytes_per_rank"] = [a + b for a, b in zip(kept["bytes_per_rank"], stage["bytes_per_rank"], strict=True)]
+    comm = config.comm.build()
+    formats = [fmt for fmt in (comm.reduce, comm.gather) if fmt is not None]
+    dtype = config.model.dtype
+    nominal = [nominal_bits(fmt, dtype, hidden) for fmt in formats] or [8.0 * DTYPE_BYTES[dtype]]
+    # Without quantization a two-step all-reduce sends (W - 1) / W of the tensor in each of its two stages.
+    unquantized = 2 * (config.tp - 1) * elements * DTYPE_BYTES[dtype] // config.tp
+    return {
+        "effective_bits": sum(c["effective_bits"] * c["elements"] for c in comms) / elements if elements else 0.0,
+        "nominal_bits": sum(nominal) / len(nominal),
+        "wire_bytes_per_rank": sent,
+        "wire_bytes_per_token": sent / tokens if tokens else 0.0,
+        "unquantized_bytes_per_rank": unquantized,
+        "wire_ratio": unquantized / sent if sent else None,
+        "stages": list(stages.values()),
+        "qdq_rounds": max((c["qdq_rounds"] for c in comms), default=0),
+    }
+
+
+def result_of(
+    *,
+    config: RunConfig,
+    fingerprint: str,
+    baseline_fingerprint: str | None,
+    summaries: Mapping[str, Mapping[str, Any]],
+    loaded: LoadedModel,
+    hidden: int,
+    check: SelfCheck,
+    seconds: float,
+) -> dict[str, Any]:
+    """`result.json` of a finished run; `hidden` is the width of what is reduced, `seconds` the time spent on it."""
+    comm = config.comm.build()
+    comms = [summary["comm"] for summary in summaries.values()]
+    calls: dict[str, int] = {}
+    for site, count in (item for c in comms for item in c["calls"].items()):
+        calls[site] = calls.get(site, 0) + count
+    wire = _wire(config, comms, hidden)
+    codecs = sorted({c["codec"] for c in comms if c["codec"]})
+    device = next(loaded.model.parameters()).device
+    return {
+        "schema": SCHEMA,
+        "status": "done",
+        "fingerprint": fingerprint,
+        "baseline_fingerprint": baseline_fingerprint,
+        "arm": {
+            "model": config.model.name,
+            "weights": config.model.weights,
+            "dtype": config.model.dtype,
+            "comm": comm.short_name,
+            "comm_full": comm.name,
+            "label": comm.label + ("" if config.policy_name == "uniform" else f", {config.policy_name}"),
+            "algorithm": comm.algorithm,
+            "reduce_format": comm.reduce.name if comm.reduce else None,
+            "gather_format": comm.gather.name if comm.gather else None,
+            "group_size": comm.reduce.group_size if comm.reduce else None,
+            "policy": config.policy_name,
+            "policy_rules": [list(rule) for rule in config.policy],
+            "tp": config.tp,
+            "exec": config.exec,
+            "codec": "+".join(codecs) or "none",
+            "reducer": None,
+        },
+        "results": {name: summary["metrics"] for name, summary in summaries.items()},
+        "evals": {
+            name: {key: summary[key] for key in ("kind", "label", "samples", "partial")}
+            for name, summary in summaries.items()
+        },
+        "wire": wire,
+        "calls": {
+            "forwards": sum(c["forwards"] for c in comms),
+            "sites": len(calls),
+            "total": sum(calls.values()),
+            "per_site": calls,
+        },
+        "nonfinite_groups": {stage["stage"]: stage["nonfinite_groups"] for stage in wire["stages"]},
+        "env": package_versions()
+        | {
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "wire_version": WIRE_VERSION,
+            "device": device.type,
+            "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor(),
+            "threads": torch.get_num_threads(),
+        },
+        "protocol": {name: summary["protocol"] for name, summary in summaries.items()},
+        "published": dict(config.model.published) if config.model.published else None,
+        "notes": list(dict.fromkeys([*loaded.notes, *(note for c in comms for note in c["notes"])])),
+        "self_check": {"relative_error": check.relative_error, "bound": check.bound, "same_top1": check.same_top1},
+        "time": {"total_s": seconds},
+    }

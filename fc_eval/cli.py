@@ -1,0 +1,108 @@
+"""The command line: `fc-eval run` is Hydra's, the other commands are small and plain."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fc_eval.errors import FcEvalError
+
+USAGE = """\
+usage: fc-eval COMMAND ...
+
+  run [-m] [GROUP=NAME] [KEY=VALUE] ...   evaluate a model under a comm; -m makes a sweep of comma-separated values
+  report RUNS ... --out DIR               tables, plots and one HTML page from run folders
+  compare RUN_A RUN_B                     paired comparison of two runs
+  formats [--tokens T] [--hidden H]       every wire format, its bits, and which codec covers it
+  doctor [KEY=VALUE] ...                  what is installed, found and possible here
+
+examples:
+  fc-eval run comm=int4 tp=4
+  fc-eval run -m comm=int8,int4_int8,int4 comm.group_size=32,128 tp=2,4,8 eval=[wikitext2,arc_easy] out=runs
+  fc-eval report runs --out report
+`fc-eval run --help` lists the groups and every key.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit status: 0 fine, 1 something failed, 2 a mistake of the user's."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
+    if command in ("-h", "--help", "help"):
+        print(USAGE, end="")
+        return 0
+    if command == "--version":
+        from fc_eval import __version__
+
+        print(f"fc-eval {__version__}")
+        return 0
+    handlers = {"run": _run, "report": _report, "compare": _compare, "formats": _formats, "doctor": _doctor}
+    try:
+        if command not in handlers:
+            from fc_eval.errors import unknown
+
+            raise unknown("command", command, handlers, hint="`fc-eval --help` describes them")
+        return handlers[command](rest)
+    except FcEvalError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on where this one ended", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `fc-eval formats | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _run(rest: list[str]) -> int:
+    from fc_eval.hydra_app import run
+
+    return run(rest)
+
+
+def _report(rest: list[str]) -> int:
+    from fc_eval.report.build import build_report
+
+    parser = argparse.ArgumentParser(prog="fc-eval report", description="Tables, plots and one HTML page from run folders.")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUNS", help="folders that `fc-eval run out=RUNS` wrote")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the report goes")
+    given = parser.parse_args(rest)
+    report = build_report(given.runs, given.out)
+    print(report.summary)
+    return 0
+
+
+def _compare(rest: list[str]) -> int:
+    from fc_eval.results.compare import render_comparison
+    from fc_eval.results.record import load_run
+
+    parser = argparse.ArgumentParser(prog="fc-eval compare", description="Paired comparison of run A with run B.")
+    parser.add_argument("run_a", type=Path, metavar="RUN_A", help="a run folder")
+    parser.add_argument("run_b", type=Path, metavar="RUN_B", help="the run folder that it is compared with")
+    given = parser.parse_args(rest)
+    print(render_comparison(load_run(given.run_a), load_run(given.run_b)))
+    return 0
+
+
+def _formats(rest: list[str]) -> int:
+    from fc_eval.formats import formats_table
+
+    parser = argparse.ArgumentParser(prog="fc-eval formats", description="Every wire format and what it costs.")
+    parser.add_argument("names", nargs="*", metavar="FORMAT", help="full names to show (default: all bases)")
+    parser.add_argument("--tokens", type=int, default=2048, help="T, rows (default 2048)")
+    parser.add_argument("--hidden", type=int, default=4096, help="H, columns (default 4096)")
+    parser.add_argument("--dtype", default="bf16", help="bf16, fp16 or fp32 (default bf16)")
+    given = parser.parse_args(rest)
+    print(formats_table(given.names, given.tokens, given.hidden, given.dtype))
+    return 0
+
+
+def _doctor(rest: list[str]) -> int:
+    from fc_eval.doctor import doctor
+
+    return doctor(rest)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

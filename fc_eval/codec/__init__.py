@@ -1,0 +1,1 @@
+"""Values to wire bytes and back. Import from the modules: this package itself loads no tensor library."""

@@ -1,0 +1,188 @@
+"""The readable definition of WIRE.md in PyTorch, on any device. Native codecs are measured against it.
+
+T tokens, H hidden, G groups per row, NB blocks, E elements per block.
+"""
+
+import torch
+
+from fc_eval.codec.base import DTYPE_NAMES, RoundTrip
+from fc_eval.codec.bits import join_planes, split_planes
+from fc_eval.codec.canonical import fill_nan_
+from fc_eval.codec.groups import from_blocks, from_places, row_parts, to_blocks, to_places
+from fc_eval.codec.minifloat import codes_of, values_of
+from fc_eval.codec.quantize import (
+    Metadata,
+    Scale,
+    code_bias,
+    dequantize_,
+    extremes_of,
+    metadata_dtype,
+    metadata_of,
+    quantize_,
+    scale_of,
+)
+from fc_eval.errors import FcEvalError
+from fc_eval.wire.format import WireFormat
+from fc_eval.wire.layout import Layout, layout, plane_widths
+
+Parts = list[tuple[slice, torch.Tensor]]
+
+
+class ReferenceCodec:
+    """WIRE.md for integers and minifloats, every scheme, metadata kind and group size."""
+
+    name = "reference"
+
+    def why_not(self, fmt: WireFormat, dtype: torch.dtype, device: torch.device) -> str | None:
+        """See `Codec`; every device is covered."""
+        if dtype not in DTYPE_NAMES:
+            return f"{dtype} is not bf16, fp16 or fp32"
+        if fmt.kind == "mx":
+            return f"{fmt.name} has a power-of-two scale, which the reference does not cover"
+        if fmt.spikes:
+            return f"{fmt.name} reserves spikes, which the reference does not cover"
+        if fmt.hadamard:
+            return f"{fmt.name} rotates its rows, which the reference does not cover"
+        return None
+
+    def encode(self, x_TH: torch.Tensor, fmt: WireFormat) -> torch.Tensor:
+        """See `Codec`."""
+        shape = self._layout_of(x_TH, fmt)
+        parts = list(row_parts(_fp32_copy(x_TH), shape.group))
+        meta, scale = _analyse(parts, fmt)
+        # Missing elements of short groups and all elements of non-finite groups keep or get the raw code 0.
+        codes = x_TH.new_zeros((shape.tokens, shape.groups_per_row, shape.group), dtype=torch.uint8)
+        bias = code_bias(fmt)
+        for columns, part in parts:
+            levels = quantize_(part, _columns(scale, columns), fmt)
+            levels.masked_fill_(scale.step[:, columns].isnan(), -bias)
+            stored = codes_of(levels, fmt.minifloat) if fmt.minifloat else (levels + bias).to(torch.uint8)
+            codes[:, columns, : part.shape[-1]] = stored
+        return _to_bytes(codes, meta, shape, x_TH.dtype)
+
+    def decode(self, wire: torch.Tensor, fmt: WireFormat, shape: tuple[int, int], dtype: torch.dtype) -> RoundTrip:
+        """See `Codec`."""
+        message = layout(fmt, *shape, _dtype_name(dtype))
+        self._require(fmt, dtype, wire.device)
+        if wire.dtype != torch.uint8 or wire.numel() != message.total_bytes:
+            raise FcEvalError(
+                f"the wire bytes are {wire.numel()} of {wire.dtype}: expected {message.total_bytes} of torch.uint8 "
+                f"for {fmt.name} of {shape[0]} x {shape[1]} {_dtype_name(dtype)} values"
+            )
+        codes, meta = _from_bytes(wire, message, dtype)
+        scale = scale_of(meta, fmt)
+        levels = values_of(codes, fmt.minifloat) if fmt.minifloat else codes.float() - code_bias(fmt)
+        values = levels.new_empty(shape)
+        parts = list(row_parts(values, message.group))
+        for columns, part in parts:
+            part.copy_(dequantize_(levels[:, columns, : part.shape[-1]], _columns(scale, columns), fmt))
+        return RoundTrip(values, _mark_broken(parts, scale))
+
+    def round_trip(self, x_TH: torch.Tensor, fmt: WireFormat) -> RoundTrip:
+        """See `Codec`; makes no codes and no bytes, and works in place on one fp32 copy of `x_TH`."""
+        shape = self._layout_of(x_TH, fmt)
+        values = _fp32_copy(x_TH)
+        parts = list(row_parts(values, shape.group))
+        _, scale = _analyse(parts, fmt)
+        for columns, part in parts:
+            own = _columns(scale, columns)
+            dequantize_(quantize_(part, own, fmt), own, fmt)
+        return RoundTrip(values, _mark_broken(parts, scale))
+
+    def _layout_of(self, x_TH: torch.Tensor, fmt: WireFormat) -> Layout:
+        if x_TH.dim() != 2:
+            raise FcEvalError(f"values of shape {list(x_TH.shape)} cannot be encoded: expected [tokens, hidden]")
+        self._require(fmt, x_TH.dtype, x_TH.device)
+        return layout(fmt, x_TH.shape[0], x_TH.shape[1], DTYPE_NAMES[x_TH.dtype])
+
+    def _require(self, fmt: WireFormat, dtype: torch.dtype, device: torch.device) -> None:
+        reason = self.why_not(fmt, dtype, device)
+        if reason is not None:
+            raise FcEvalError(f"the codec 'reference' cannot be used: {reason}")
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return DTYPE_NAMES.get(dtype, str(dtype))
+
+
+def _fp32_copy(x_TH: torch.Tensor) -> torch.Tensor:
+    return x_TH.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+
+
+def _analyse(parts: Parts, fmt: WireFormat) -> tuple[Metadata, Scale]:
+    """Metadata and scale of every group of fp32 rows."""
+    found = [extremes_of(part, fmt) for _, part in parts]
+    low = torch.cat([low for low, _ in found], dim=1)
+    highs = [high for _, high in found if high is not None]
+    meta = metadata_of(low, torch.cat(highs, dim=1) if highs else None, fmt)
+    return meta, scale_of(meta, fmt)
+
+
+def _columns(scale: Scale, columns: slice) -> Scale:
+    """The scale of some of the groups of every row."""
+    if scale.step.shape[1] == columns.stop - columns.start:
+        return scale
+    return Scale(*(None if array is None else array[:, columns] for array in scale))  # type: ignore[arg-type]
+
+
+def _mark_broken(parts: Parts, scale: Scale) -> torch.Tensor:
+    """Makes the NaN of non-finite groups canonical; how many groups there are."""
+    broken = scale.step.isnan()
+    count = broken.sum()
+    # Only on the CPU does looking at the count cost nothing; elsewhere the host would wait for the device.
+    if count.device.type != "cpu" or count:
+        for columns, part in parts:
+            fill_nan_(part, broken[:, columns])
+    return count
+
+
+def _metadata_wire_dtypes(fmt: WireFormat, dtype: torch.dtype) -> dict[str, torch.dtype]:
+    wire_dtype = metadata_dtype(fmt, dtype)
+    second = torch.int16 if fmt.zero_point == "int16" else wire_dtype
+    return {"meta0": wire_dtype, "meta1": second}
+
+
+def _to_bytes(codes: torch.Tensor, meta: Metadata, shape: Layout, dtype: torch.dtype) -> torch.Tensor:
+    """Codes [T, G, g] and metadata to the bytes of the message."""
+    wire = torch.zeros((shape.blocks, shape.block_bytes), dtype=torch.uint8, device=codes.device)
+
+    def put(section: str, payload: torch.Tensor) -> None:
+        found = shape.section(section)
+        assert found is not None
+        assert payload.shape[1] == found.payload_bytes
+        wire[:, found.offset : found.offset + found.payload_bytes] = payload
+
+    planes = split_planes(to_places(to_blocks(codes, shape).flatten(1), shape), shape.format.bits)
+    for width, plane in planes.items():
+        put(f"plane{width}", plane)
+    dtypes = _metadata_wire_dtypes(shape.format, dtype)
+    for section, array in zip(dtypes, meta, strict=True):
+        if array is not None:
+            stored = array.to(dtypes[section])
+            if stored.is_floating_point():
+                fill_nan_(stored, array.isnan())
+            put(section, to_blocks(stored, shape).view(torch.uint8).flatten(1))
+    return wire.flatten()
+
+
+def _from_bytes(wire: torch.Tensor, shape: Layout, dtype: torch.dtype) -> tuple[torch.Tensor, Metadata]:
+    """The inverse of `_to_bytes`; metadata in fp32."""
+    blocks = wire.reshape(shape.blocks, shape.block_bytes)
+
+    def get(section: str) -> torch.Tensor | None:
+        found = shape.section(section)
+        return None if found is None else blocks[:, found.offset : found.offset + found.payload_bytes]
+
+    found = {width: get(f"plane{width}") for width in plane_widths(shape.format.bits)}
+    planes = {width: plane for width, plane in found.items() if plane is not None}
+    places = join_planes(planes, shape.format.bits, shape.block_elements)
+    codes = from_places(places, shape).view(-1, shape.groups_per_block, shape.group)
+    arrays = []
+    for section, stored in _metadata_wire_dtypes(shape.format, dtype).items():
+        payload = get(section)
+        # A copy, because a section of odd length in front would leave the view of wider elements unaligned.
+        array = None if payload is None else payload.clone(memory_format=torch.contiguous_format).view(stored).float()
+        arrays.append(None if array is None else from_blocks(array.unsqueeze(-1), shape))
+    first, second = arrays
+    assert first is not None
+    return from_blocks(codes, shape), Metadata(first, second)

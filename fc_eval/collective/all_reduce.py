@@ -1,0 +1,93 @@
+"""The emulated all-reduce: partial sums of all ranks in, the tensor that every rank would hold out.
+
+Generic in the codec: no algorithm knows how bytes look. W ranks, T tokens, H hidden.
+"""
+
+from collections.abc import Callable
+from typing import TypeGuard
+
+import torch
+
+from fc_eval.codec.base import DTYPE_NAMES, Codec, FusedCodec
+from fc_eval.collective.base import Reduced
+from fc_eval.collective.comm import Comm
+from fc_eval.collective.hierarchical import hierarchical
+from fc_eval.collective.one_step import one_step
+from fc_eval.collective.ring import ring
+from fc_eval.collective.traffic import traffic_of
+from fc_eval.collective.two_step import two_step
+from fc_eval.collective.unquantized import fp32_ordered, plain
+from fc_eval.errors import FcEvalError
+
+Algorithm = Callable[[torch.Tensor, Comm, Codec], tuple[torch.Tensor, list[torch.Tensor]]]
+
+# Every one gives a row the same result whatever rows are beside it, except the ring.
+BY_ROWS: dict[str, Algorithm] = {
+    "two_step": two_step,
+    "one_step": one_step,
+    "hierarchical": hierarchical,
+    "fp32_ordered": fp32_ordered,
+    "plain": plain,
+}
+BY_CHUNKS: dict[str, Algorithm] = {"ring": ring}
+
+# On the CPU rows are reduced in portions whose fp32 temporaries stay in the second-level cache.
+CPU_PORTION_ELEMENTS = 2**18
+
+
+def all_reduce(partials_WTH: torch.Tensor, comm: Comm, codec: Codec) -> Reduced:
+    """Reduces the partial sums of W ranks as `comm` says, bit for bit as W real ranks would (WIRE.md, "Reduce").
+
+    Args:
+        partials_WTH: [W, T, H] in bf16, fp16 or fp32, rank r's partial sum at index r; any strides, any device.
+        comm: algorithm and formats. At W = 1 all of them are the identity.
+        codec: covers `comm.formats` for this dtype and device.
+
+    Raises:
+        FcEvalError: wrong dimensions or dtype, a node size that does not divide W, a format the codec does not cover.
+    """
+    if partials_WTH.dim() != 3 or 0 in (partials_WTH.shape[0], partials_WTH.shape[2]):
+        raise FcEvalError(
+            f"partial sums of shape {list(partials_WTH.shape)} cannot be reduced: expected [ranks, tokens, hidden]"
+        )
+    if partials_WTH.dtype not in DTYPE_NAMES:
+        raise FcEvalError(f"partial sums in {partials_WTH.dtype} cannot be reduced: expected bf16, fp16 or fp32")
+    world_size, tokens, hidden = partials_WTH.shape
+    traffic = traffic_of(comm, world_size, tokens, hidden, DTYPE_NAMES[partials_WTH.dtype])
+    if world_size == 1:
+        return Reduced(partials_WTH[0], traffic, _no_groups(partials_WTH, 0))
+    if _is_fused(codec, comm, partials_WTH):
+        values, nonfinite = codec.fused_all_reduce(partials_WTH, comm)
+    else:
+        reduce = _by_portions if comm.algorithm in BY_ROWS else BY_CHUNKS[comm.algorithm]
+        values, counts = reduce(partials_WTH, comm, codec)
+        nonfinite = torch.stack(counts) if counts else _no_groups(partials_WTH, 0)
+    if not comm.is_quantized:
+        nonfinite = _no_groups(partials_WTH, len(traffic.stages))
+    return Reduced(values, traffic, nonfinite)
+
+
+def _is_fused(codec: Codec, comm: Comm, partials_WTH: torch.Tensor) -> TypeGuard[FusedCodec]:
+    """Whether the codec has a faster way to the same bits."""
+    if not isinstance(codec, FusedCodec):
+        return False
+    return codec.why_not_fused(comm, partials_WTH.dtype, partials_WTH.device) is None
+
+
+def _no_groups(like: torch.Tensor, stages: int) -> torch.Tensor:
+    return torch.zeros(stages, dtype=torch.int64, device=like.device)
+
+
+def _by_portions(partials_WTH: torch.Tensor, comm: Comm, codec: Codec) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    algorithm = BY_ROWS[comm.algorithm]
+    _, tokens, hidden = partials_WTH.shape
+    rows = max(1, CPU_PORTION_ELEMENTS // hidden)
+    if partials_WTH.device.type != "cpu" or tokens <= rows:
+        return algorithm(partials_WTH, comm, codec)
+    values = partials_WTH.new_empty((tokens, hidden))
+    per_portion = []
+    for start in range(0, tokens, rows):
+        portion, counts = algorithm(partials_WTH[:, start : start + rows], comm, codec)
+        values[start : start + rows] = portion
+        per_portion.append(counts)
+    return values, [torch.stack(stage).sum() for stage in zip(*per_portion, strict=True)]

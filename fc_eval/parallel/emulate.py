@@ -1,0 +1,209 @@
+"""Tensor parallelism on one device: every row-parallel layer of a model communicates; everything else runs as it is."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from fc_eval.codec.base import DTYPES, Codec
+from fc_eval.codec.select import get_codec
+from fc_eval.collective.all_reduce import all_reduce
+from fc_eval.collective.comm import Comm, parse_comm
+from fc_eval.errors import FcEvalError
+from fc_eval.parallel.policy import Policy
+from fc_eval.parallel.row_parallel import RowParallelForward
+from fc_eval.parallel.sites import Site, check_world_size, find_decoder, find_sites
+from fc_eval.parallel.stats import CommStats, Tally, summarize
+
+
+@dataclass
+class Arm:
+    """What is being compared now: the comm of each site, the codec's name, and the counts since the last reset."""
+
+    comms: Mapping[str, Comm]
+    codec: str
+    tallies: dict[str, Tally] = field(default_factory=dict)
+    forwards: int = 0
+
+    def __post_init__(self) -> None:
+        self.tallies = {name: Tally() for name in self.comms}
+
+
+class Attachment:
+    """A model whose row-parallel layers communicate; made by `communicate`, and in force inside its `with` block.
+
+    Attributes:
+        sites: the row-parallel layers, in the model's order.
+        world_size: W.
+    """
+
+    def __init__(self, model: nn.Module, comm: str | Comm | Policy, world_size: int, codec: str) -> None:
+        self.sites: tuple[Site, ...] = find_sites(model)
+        self.world_size = world_size
+        check_world_size(self.sites, world_size)
+        self._targets = {site.name: _plain_linear(model, site.name) for site in self.sites}
+        self._codecs: dict[tuple[str, Comm, torch.dtype, torch.device], tuple[Codec, str]] = {}
+        self._arm = self._make_arm(comm, codec)
+
+    @property
+    def comms(self) -> dict[str, Comm]:
+        """The comm of each site, by full name."""
+        return dict(self._arm.comms)
+
+    def set_comm(self, comm: str | Comm | Policy, codec: str | None = None) -> None:
+        """Switches to another comm or policy (and codec) without reloading anything, and starts the counts anew.
+
+        Raises:
+            FcEvalError: an unknown comm, a policy rule without effect, or a format that the codec does not cover.
+        """
+        self._arm = self._make_arm(comm, codec or self._arm.codec)
+
+    @contextmanager
+    def using(self, comm: str | Comm | Policy, codec: str | None = None) -> Iterator[None]:
+        """Another comm for the length of a block; what happens in it is not counted.
+
+        Raises:
+            FcEvalError: as `set_comm`.
+        """
+        arm = self._arm
+        self._arm = self._make_arm(comm, codec or arm.codec)
+        try:
+            yield
+        finally:
+            self._arm = arm
+
+    def reset_stats(self) -> None:
+        """Forgets all counts."""
+        self._arm = Arm(self._arm.comms, self._arm.codec)
+
+    def stats(self) -> CommStats:
+        """What happened since the last reset; waits for the device once per site."""
+        arm, comms = self._arm, set(self._arm.comms.values())
+        used = [
+            chosen
+            for (name, comm, _, _), chosen in self._codecs.items()
+            if name == arm.codec and comm in comms and comm.is_quantized and self.world_size > 1
+        ]
+        names, notes = (codec.name for codec, _ in used), (note for _, note in used)
+        return summarize(arm.tallies, self.world_size, arm.forwards, names, notes)
+
+    def check_calls(self) -> None:
+        """Makes sure that every site was reduced exactly once per forward pass (never at W = 1).
+
+        Raises:
+            FcEvalError: no forward pass was seen, or a site was skipped or called more often.
+        """
+        forwards = self._arm.forwards
+        if not forwards:
+            raise FcEvalError("no forward pass of the model was seen: evaluate the same model object that communicates")
+        wanted = forwards if self.world_size > 1 else 0
+        wrong = [name for name, tally in self._arm.tallies.items() if tally.calls.total() != wanted]
+        if wrong:
+            calls = self._arm.tallies[wrong[0]].calls.total()
+            raise FcEvalError(
+                f"{len(wrong)} of {len(self.sites)} row-parallel layers were not reduced once per forward pass "
+                f"({wrong[0]}: {calls} times in {forwards}), so the results would not show what they claim: "
+                "the model skips layers, or something has replaced their forward"
+            )
+
+    def _make_arm(self, comm: str | Comm | Policy, codec: str) -> Arm:
+        policy = comm if isinstance(comm, Policy) else Policy(parse_comm(comm))
+        arm = Arm(policy.assign(self.sites), codec)
+        for name, module in self._targets.items():
+            if not module.weight.is_meta:  # where an offloaded layer runs is known when it is called
+                self._codec(codec, arm.comms[name], module.weight.dtype, module.weight.device)
+        return arm
+
+    def _codec(self, name: str, comm: Comm, dtype: torch.dtype, device: torch.device) -> Codec:
+        key = (name, comm, dtype, device)
+        if key not in self._codecs:
+            self._codecs[key] = get_codec(name, comm.formats, dtype, device)
+        return self._codecs[key][0]
+
+    def _reduce(self, site: Site, partials_WTH: torch.Tensor) -> torch.Tensor:
+        comm = self._arm.comms[site.name]
+        codec = self._codec(self._arm.codec, comm, partials_WTH.dtype, partials_WTH.device)
+        reduced = all_reduce(partials_WTH, comm, codec)
+        self._arm.tallies[site.name].add(partials_WTH.shape[1], reduced)
+        return reduced.values
+
+    def _install(self, model: nn.Module) -> list[Callable[[], None]]:
+        """Replaces the forwards; returns what undoes it, in the order in which it was done."""
+        decoder = find_decoder(model)
+        if any(isinstance(hook, _CountForwards) for hook in decoder._forward_pre_hooks.values()):
+            raise FcEvalError("this model communicates already: use set_comm, or leave the other `with` block first")
+        undo = [decoder.register_forward_pre_hook(_CountForwards(self)).remove]
+        if self.world_size == 1:
+            return undo  # nothing is split: the layers stay untouched
+        for site in self.sites:
+            module = self._targets[site.name]
+            forward = RowParallelForward(module, site, self.world_size, self._reduce)
+            # accelerate's hook brings an offloaded weight in and then calls `_old_forward`.
+            attribute = "_old_forward" if hasattr(module, "_hf_hook") else "forward"
+            undo.append(_replace_attribute(module, attribute, forward))
+        return undo
+
+
+class _CountForwards:
+    """Pre-forward hook of the decoder; its presence also marks the model as attached."""
+
+    def __init__(self, attachment: Attachment) -> None:
+        self.attachment = attachment
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        self.attachment._arm.forwards += 1
+
+
+def _plain_linear(model: nn.Module, name: str) -> nn.Linear:
+    """The layer of that name, whose weight is or will be in memory in a dtype that can be communicated."""
+    module = model.get_submodule(name)
+    assert isinstance(module, nn.Linear)  # find_sites has made sure
+    if module.weight.dtype not in DTYPES.values():
+        raise FcEvalError(f"the weight of {name} is {module.weight.dtype}: expected {', '.join(DTYPES)}")
+    if module.weight.is_meta:
+        # An offloaded weight is on the meta device until a hook of the module, or of one around it, brings it in.
+        path = name.split(".")
+        around = (model.get_submodule(".".join(path[:end])) for end in range(len(path) + 1))
+        if not any(hasattr(part, "_hf_hook") for part in around):
+            raise FcEvalError(f"the weight of {name} is not in memory (meta device): load the model with its weights")
+    return module
+
+
+def _replace_attribute(module: nn.Module, attribute: str, value: object) -> Callable[[], None]:
+    """Sets an instance attribute; calling the result restores what was there, or that nothing was there."""
+    missing = object()
+    before = module.__dict__.get(attribute, missing)
+    setattr(module, attribute, value)
+
+    def restore() -> None:
+        if before is missing:
+            delattr(module, attribute)
+        else:
+            setattr(module, attribute, before)
+
+    return restore
+
+
+@contextmanager
+def communicate(model: nn.Module, comm: str | Comm | Policy, tp: int, codec: str = "auto") -> Iterator[Attachment]:
+    """Lets the row-parallel layers of a transformers model communicate while the block runs.
+
+    Args:
+        model: in bf16, fp16 or fp32, evaluated without gradients; it may lie on several devices (accelerate).
+        comm: one comm for all layers (a `Comm` or its name), or a policy.
+        tp: world size W; 1 leaves the layers untouched.
+        codec: 'auto', 'reference', 'cpu' or 'cuda'.
+
+    Raises:
+        FcEvalError: the model, W, comm or codec are not possible, or the model communicates already.
+    """
+    attachment = Attachment(model, comm, tp, codec)
+    undo = attachment._install(model)
+    try:
+        yield attachment
+    finally:
+        while undo:
+            undo.pop()()

@@ -1,0 +1,71 @@
+"""One row-parallel layer on one device: W partial sums, the all-reduce, and the bias once.
+
+Rank r of W holds columns [r * K/W, (r + 1) * K/W) of a row-parallel weight [H, K] and the same slice of its input
+[T, K]; its partial sum [T, H] is rounded to the model's dtype, as a real rank's is before it is sent. The checkpoint's
+weights are sliced as views and never written.
+
+T tokens (all leading dimensions of the input), K input features, H output features, W ranks.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from fc_eval.errors import FcEvalError
+from fc_eval.parallel.sites import Site
+
+
+def partial_sums(x_TK: torch.Tensor, weight_HK: torch.Tensor, world_size: int) -> torch.Tensor:
+    """The partial sums [W, T, H] of all ranks, each a matrix product of one slice, in the dtype of the input."""
+    width = x_TK.shape[1] // world_size
+    partials_WTH = x_TK.new_empty((world_size, x_TK.shape[0], weight_HK.shape[0]))
+    for rank in range(world_size):
+        columns = slice(rank * width, (rank + 1) * width)
+        # What nn.Linear computes without its bias; written in place, which spares a copy of every partial.
+        torch.mm(x_TK[:, columns], weight_HK[:, columns].t(), out=partials_WTH[rank])
+    return partials_WTH
+
+
+class RowParallelForward:
+    """Stands in for the forward of one `nn.Linear`.
+
+    Attributes:
+        module: the layer, whose weight and bias are read at each call (they may be offloaded in between).
+        site: what is known of it.
+        world_size: W.
+        reduce: the all-reduce of this site, [W, T, H] to [T, H].
+    """
+
+    def __init__(
+        self, module: nn.Linear, site: Site, world_size: int, reduce: Callable[[Site, torch.Tensor], torch.Tensor]
+    ) -> None:
+        self.module, self.site, self.world_size, self.reduce = module, site, world_size, reduce
+
+    def __call__(self, input: torch.Tensor) -> torch.Tensor:  # named as in nn.Linear.forward
+        """[..., K] to [..., H].
+
+        Raises:
+            FcEvalError: gradients are wanted, the dtypes differ, or the weight is not in memory.
+        """
+        weight, bias = self.module.weight, self.module.bias
+        if torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad):
+            raise FcEvalError(
+                f"{self.site.name} was called with gradients enabled: the emulated all-reduce is for evaluation only; "
+                "run the model under torch.no_grad()"
+            )
+        if weight.is_meta:
+            raise FcEvalError(
+                f"the weight of {self.site.name} is not in memory (meta device): load it with its weights"
+            )
+        if input.dtype != weight.dtype or torch.is_autocast_enabled(input.device.type):
+            raise FcEvalError(
+                f"{self.site.name} got {input.dtype} for its {weight.dtype} weight, or runs under autocast: "
+                "load the whole model in one dtype, and evaluate without autocast"
+            )
+        with torch.no_grad():
+            partials_WTH = partial_sums(input.reshape(-1, self.site.in_features), weight, self.world_size)
+            y_TH = self.reduce(self.site, partials_WTH)
+            if bias is not None:
+                y_TH = y_TH + bias
+        return y_TH.view(*input.shape[:-1], self.site.out_features)

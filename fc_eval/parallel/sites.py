@@ -1,0 +1,150 @@
+"""Which layers are row-parallel: read from the model's own tensor-parallel plan, never from a list of names.
+
+A plan (`base_model_tp_plan` of a transformers config) maps module patterns such as `layers.*.mlp.down_proj` to a
+style; the row-parallel styles are the ones whose output is a partial sum per rank, which an all-reduce completes.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from torch import nn
+
+from fc_eval.errors import FcEvalError
+
+# Styles of one linear layer whose partial sums are all-reduced; they differ only in how the input reaches the ranks.
+ROW_PARALLEL = frozenset({"rowwise", "rowwise_split_input", "rowwise_rep"})
+# Styles that sum over ranks somewhere else than in a plain linear layer.
+UNCOVERED = frozenset({"moe_tp_experts", "moe_identity_expert", "packed_rowwise", "all_reduce"})
+
+
+@dataclass(frozen=True)
+class Site:
+    """A row-parallel linear layer.
+
+    Attributes:
+        name: full module name in the model, such as 'model.layers.3.mlp.down_proj'.
+        kind: last component of the name.
+        layer: index of the decoder layer, None for a layer outside the stack.
+        in_features: K, which is split over the ranks.
+        out_features: H, the width of what is reduced.
+    """
+
+    name: str
+    kind: str
+    layer: int | None
+    in_features: int
+    out_features: int
+
+
+def find_decoder(model: nn.Module) -> nn.Module:
+    """The text decoder of a transformers model (the model itself, or a part of a multimodal wrapper).
+
+    Raises:
+        FcEvalError: not a transformers model, or an encoder-decoder.
+    """
+    get_decoder = getattr(model, "get_decoder", None)
+    if get_decoder is None:
+        raise FcEvalError(
+            f"{type(model).__name__} is not a transformers model: expected one with a tensor-parallel plan, "
+            "as AutoModelForCausalLM loads it"
+        )
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        raise FcEvalError(f"{type(model).__name__} has an encoder: only decoder-only language models are covered")
+    decoder: nn.Module = get_decoder()
+    return decoder
+
+
+def tp_plan(model: nn.Module) -> dict[str, str]:
+    """The tensor-parallel plan of the text decoder: module pattern (relative to the decoder) to style.
+
+    Raises:
+        FcEvalError: the model has none.
+    """
+    config = getattr(find_decoder(model), "config", None)
+    # A wrapper that is its own decoder keeps the plan with its text model.
+    text = getattr(config, "text_config", None)
+    for source in (config, text):
+        plan: Mapping[str, str] | None = getattr(source, "base_model_tp_plan", None)
+        if plan:
+            return dict(plan)
+    raise FcEvalError(
+        f"{type(model).__name__} has no tensor-parallel plan (config.base_model_tp_plan), so its row-parallel layers "
+        "are not known: choose a model that transformers can shard, such as LLaMA, Mistral, Qwen or Gemma"
+    )
+
+
+def _prefix(model: nn.Module, part: nn.Module) -> str:
+    return next(f"{name}." if name else "" for name, module in model.named_modules() if module is part)
+
+
+def _targets(decoder: nn.Module, pattern: str) -> Iterator[tuple[str, nn.Module]]:
+    """Modules whose name matches a plan pattern, in which `*` stands for one component."""
+    wanted = re.compile(r"[^.]+".join(re.escape(piece) for piece in pattern.split("*")))
+    return ((name, module) for name, module in decoder.named_modules() if wanted.fullmatch(name))
+
+
+def _refuse_experts(decoder: nn.Module, plan: Mapping[str, str], prefix: str) -> None:
+    for pattern, style in plan.items():
+        found = next(_targets(decoder, pattern), None) if style in UNCOVERED else None
+        if found is not None:
+            raise FcEvalError(
+                f"{prefix}{found[0]} ({type(found[1]).__name__}) is summed over ranks by the plan's style {style!r}: "
+                "mixtures of experts are not covered, because part of their all-reduces would stay unquantized; "
+                "choose a dense model"
+            )
+
+
+def _check_linear(name: str, module: nn.Module) -> None:
+    # Quantized layers and weights come as subclasses of either; only the plain ones are known to split.
+    if type(module) is not nn.Linear or type(module.weight) is not nn.Parameter:
+        kind = type(module) if type(module) is not nn.Linear else type(module.weight)
+        raise FcEvalError(
+            f"{name} is a {kind.__module__}.{kind.__name__}, not a plain nn.Linear: layers with quantized or wrapped "
+            "weights cannot be split over ranks; load the model in bf16, fp16 or fp32 (dequantized)"
+        )
+
+
+def find_sites(model: nn.Module) -> tuple[Site, ...]:
+    """All row-parallel layers of the text decoder, in the model's own order.
+
+    Raises:
+        FcEvalError: no plan, no matching layer, a mixture of experts, or a target that is not a plain `nn.Linear`.
+    """
+    decoder, plan = find_decoder(model), tp_plan(model)
+    prefix = _prefix(model, decoder)
+    _refuse_experts(decoder, plan, prefix)
+    patterns = [pattern for pattern, style in plan.items() if style in ROW_PARALLEL]
+    rows = {name: module for pattern in patterns for name, module in _targets(decoder, pattern)}
+    sites = []
+    for name, module in decoder.named_modules():
+        if name not in rows:
+            continue
+        _check_linear(prefix + name, module)
+        index = re.search(r"(?:^|\.)(\d+)(?:\.|$)", name)
+        layer = int(index.group(1)) if index else None
+        assert isinstance(module, nn.Linear)
+        sites.append(Site(prefix + name, name.rpartition(".")[2], layer, module.in_features, module.out_features))
+    if not sites:
+        raise FcEvalError(
+            f"no layer of {type(model).__name__} matches the row-parallel rules of its tensor-parallel plan "
+            f"({', '.join(patterns) or 'there are none'}): it is not covered"
+        )
+    return tuple(sites)
+
+
+def check_world_size(sites: tuple[Site, ...], world_size: int) -> None:
+    """Makes sure that W divides the input of every site.
+
+    Raises:
+        FcEvalError: W is below 1 or divides not every `in_features`; names the W up to 16 that would work.
+    """
+    if world_size < 1:
+        raise FcEvalError(f"tp={world_size} is not possible: expected a whole number of ranks, at least 1")
+    for site in sites:
+        if site.in_features % world_size:
+            fits = [str(w) for w in range(1, 17) if all(s.in_features % w == 0 for s in sites)]
+            raise FcEvalError(
+                f"tp={world_size} does not divide {site.name}, which has {site.in_features} input features: "
+                f"choose tp={', '.join(fits)}"
+            )

@@ -1,0 +1,161 @@
+"""What a model's all-reduces cost: tallies per layer while it runs, and one frozen summary when asked."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from fc_eval.collective.base import Reduced, Traffic
+
+
+@dataclass(frozen=True)
+class StageStats:
+    """One stage, summed over all sites and calls.
+
+    Attributes:
+        stage: 'reduce', 'exchange' or 'gather'.
+        elements: values that passed this stage (T * H per call).
+        encoded_bytes: encoded messages of the whole tensor, padding included.
+        bytes_per_rank: what each rank sent to other ranks, indexed by rank.
+        nonfinite_groups: groups with a NaN or Inf (or an infinite range), over all ranks.
+    """
+
+    stage: str
+    elements: int
+    encoded_bytes: int
+    bytes_per_rank: tuple[int, ...]
+    nonfinite_groups: int
+
+
+@dataclass(frozen=True)
+class CommStats:
+    """What the emulated all-reduces of a model did since the last reset.
+
+    Attributes:
+        world_size: W.
+        forwards: forward passes of the text decoder.
+        calls: all-reduces of each site, by full name; all 0 at W = 1, where nothing is reduced.
+        tokens: tokens that went through the model: T, summed over forwards.
+        elements: values reduced, over all sites: the sum of T * H.
+        stages: in the order in which they happen.
+        qdq_rounds: quantize-dequantize round trips that a value passes in one all-reduce, the most of any site.
+        effective_bits: bits per value, metadata and padding included: each site's mean over its stages, weighted by
+            elements (for one comm everywhere: the mean over stages of 8 * encoded bytes / elements).
+        wire_bytes_per_rank: bytes that the busiest rank sent to others.
+        codec: name of the codec that encoded; several are joined by '+', '' where nothing was called.
+        notes: what codecs had to say about their choice.
+    """
+
+    world_size: int
+    forwards: int
+    calls: dict[str, int]
+    tokens: int
+    elements: int
+    stages: tuple[StageStats, ...]
+    qdq_rounds: int
+    effective_bits: float
+    wire_bytes_per_rank: int
+    codec: str
+    notes: tuple[str, ...]
+
+    @property
+    def wire_bytes_per_token(self) -> float:
+        """Bytes that the busiest rank sends for one token, over all sites; 0 where no token was seen."""
+        return self.wire_bytes_per_rank / self.tokens if self.tokens else 0.0
+
+    @property
+    def nonfinite_groups(self) -> int:
+        """Non-finite groups over all stages."""
+        return sum(stage.nonfinite_groups for stage in self.stages)
+
+
+@dataclass
+class Tally:
+    """Running counts of one site. Bytes depend on T alone, so calls are counted by T and priced once, at the end."""
+
+    calls: Counter[int] = field(default_factory=Counter)
+    traffic: dict[int, Traffic] = field(default_factory=dict)
+    nonfinite_groups: torch.Tensor | None = None
+
+    def add(self, tokens: int, reduced: Reduced) -> None:
+        """Counts one all-reduce of `tokens` rows; leaves the device alone (no synchronization)."""
+        self.calls[tokens] += 1
+        self.traffic[tokens] = reduced.traffic
+        more = reduced.nonfinite_groups
+        # Out of place: a sum that was made in inference mode could not be changed outside of it.
+        self.nonfinite_groups = more if self.nonfinite_groups is None else self.nonfinite_groups + more
+
+    @property
+    def tokens(self) -> int:
+        """Rows reduced: the sum of T over calls."""
+        return sum(tokens * calls for tokens, calls in self.calls.items())
+
+    @property
+    def elements(self) -> int:
+        """Values reduced: the sum of T * H over calls."""
+        return sum(self.traffic[tokens].elements * calls for tokens, calls in self.calls.items())
+
+    @property
+    def encoded_bits(self) -> float:
+        """Bits of one encoded message, the mean over the stages, summed over calls."""
+        priced = ((self.traffic[tokens], calls) for tokens, calls in self.calls.items())
+        return sum(traffic.effective_bits * traffic.elements * calls for traffic, calls in priced)
+
+    def stages(self) -> list[StageStats]:
+        """The site's stages, summed over calls; the one place that waits for the device."""
+        if self.nonfinite_groups is None:
+            return []
+        priced = [(self.traffic[tokens], calls) for tokens, calls in self.calls.items()]
+        return [
+            StageStats(
+                stage=stage.stage,
+                elements=self.elements,
+                encoded_bytes=sum(traffic.stages[i].encoded_bytes * calls for traffic, calls in priced),
+                bytes_per_rank=tuple(
+                    sum(traffic.stages[i].bytes_per_rank[rank] * calls for traffic, calls in priced)
+                    for rank in range(len(stage.bytes_per_rank))
+                ),
+                nonfinite_groups=found,
+            )
+            for i, (stage, found) in enumerate(zip(priced[0][0].stages, self.nonfinite_groups.tolist(), strict=True))
+        ]
+
+
+def _accumulate(sums: dict[str, StageStats], more: StageStats) -> None:
+    old = sums.get(more.stage)
+    if old is not None:
+        more = StageStats(
+            more.stage,
+            old.elements + more.elements,
+            old.encoded_bytes + more.encoded_bytes,
+            tuple(a + b for a, b in zip(old.bytes_per_rank, more.bytes_per_rank, strict=True)),
+            old.nonfinite_groups + more.nonfinite_groups,
+        )
+    sums[more.stage] = more
+
+
+def summarize(
+    tallies: Mapping[str, Tally], world_size: int, forwards: int, codecs: Iterable[str], notes: Iterable[str]
+) -> CommStats:
+    """Sums the tallies of all sites."""
+    sums: dict[str, StageStats] = {}
+    for tally in tallies.values():
+        for stage in tally.stages():
+            _accumulate(sums, stage)
+    elements = sum(tally.elements for tally in tallies.values())
+    sent = [sum(column) for column in zip(*(stage.bytes_per_rank for stage in sums.values()), strict=True)]
+    rounds = [traffic.qdq_rounds for tally in tallies.values() for traffic in tally.traffic.values()]
+    return CommStats(
+        world_size=world_size,
+        forwards=forwards,
+        calls={name: tally.calls.total() for name, tally in tallies.items()},
+        tokens=max((tally.tokens for tally in tallies.values()), default=0),
+        elements=elements,
+        stages=tuple(sums.values()),
+        qdq_rounds=max(rounds, default=0),
+        effective_bits=sum(t.encoded_bits for t in tallies.values()) / elements if elements else 0.0,
+        wire_bytes_per_rank=max(sent, default=0),
+        codec="+".join(sorted(set(codecs))),
+        notes=tuple(dict.fromkeys(notes)),
+    )

@@ -1,0 +1,74 @@
+"""How to read a report: only what its own numbers need."""
+
+from collections.abc import Sequence
+
+from fc_eval.report.groups import Group
+
+
+def guide(groups: Sequence[Group]) -> tuple[tuple[str, str], ...]:
+    """Terms and their explanations, in the order in which a reader meets them."""
+    evals = [info for group in groups for info in group.evals.values()]
+    kinds = {info.kind for info in evals}
+    metrics = {d.metric for group in groups for pair in group.pairs for d in pair.deltas}
+    entries = [
+        (
+            "bits",
+            "Effective bits per value on the wire: 8 x encoded bytes / values, the mean over the stages, with scales, "
+            "zero points and padding counted. INT4 with groups of 128 costs 4.25 bits, not 4.",
+        ),
+        (
+            "wire ratio",
+            "Bytes that the busiest rank sends without quantization, divided by the bytes that it sends with it.",
+        ),
+        (
+            "Δ ± error",
+            "The run minus its baseline on the same windows and questions, with the standard error of that paired "
+            "difference. The difficulty of the text is in both and cancels, so the error is usually far smaller "
+            "than the baseline's own (marked unpaired), which says how much another text of this size would differ. "
+            "About two errors are needed before a difference means something.",
+        ),
+        (
+            "baseline",
+            "The same model, tensor-parallel size, samples, batch size and device type with an unquantized all-reduce "
+            "that adds the partial sums in fp32 in rank order. 'plain' is the framework's own all-reduce: how far it "
+            "lies from the baseline is the noise floor.",
+        ),
+    ]
+    if "perplexity" in kinds:
+        entries.append(
+            (
+                "perplexity",
+                "exp of the mean loss per token. Deltas come from ln(PPL / baseline's PPL), window by window; windows "
+                "cut from one document count as one unit. p: Student's t.",
+            )
+        )
+    if "task" in kinds:
+        entries.append(
+            (
+                "accuracy",
+                "In percent, deltas in points. lost/gained: questions that only the baseline, or only the run, got "
+                "right. p: McNemar's test on these, exact below 25 of them and otherwise chi-square with continuity "
+                "correction. The interval is a paired bootstrap. Recovery: the run's accuracy / the baseline's.",
+            )
+        )
+    if "kl_mean" in metrics:
+        entries.append(
+            (
+                "KL, same top-1",
+                "Mean KL divergence of the run's next-token distribution from the baseline's, and the share of "
+                "positions at which both find the same token most likely.",
+            )
+        )
+    if any(info.partial for info in evals):
+        entries.append(
+            ("partial", "Not all samples of the evaluation were used: compare with nothing outside of this report.")
+        )
+    if any("(subset)" in info.label for info in evals):
+        entries.append(
+            (
+                "(subset)",
+                "The data set at hand holds a part of the documents that the protocol draws from: deltas are sound, "
+                "with errors by document, but the value is compared with no published number.",
+            )
+        )
+    return tuple(entries)

@@ -1,0 +1,114 @@
+"""What a report says, apart from how it is written down: a `Page`, made from records."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fc_eval.report.details import detail_tables
+from fc_eval.report.figure import Plot
+from fc_eval.report.groups import Group, group_pairs
+from fc_eval.report.guide import guide
+from fc_eval.report.plot_bits import bits_plots
+from fc_eval.report.plot_deltas import forest_plots
+from fc_eval.report.plot_grid import grid_plots
+from fc_eval.report.plot_tp import tp_plots
+from fc_eval.report.provenance import environments_table, protocols_table, runs_table
+from fc_eval.report.tables import Table, accuracy_note, summary_table, words
+from fc_eval.results.compare import Paired, published_flags
+from fc_eval.results.record import RunRecord
+from fc_eval.results.state import Problem
+
+TITLE = "Quantized tensor-parallel all-reduce: accuracy and bits"
+
+
+@dataclass(frozen=True)
+class Section:
+    """One group of runs: heading, what was measured, remarks, tables and plots."""
+
+    title: str
+    anchor: str
+    samples: str
+    notes: tuple[str, ...]
+    summary: Table
+    details: tuple[tuple[str, Table], ...]
+    plots: tuple[Plot, ...]
+
+
+@dataclass(frozen=True)
+class Page:
+    """A whole report. `problems` is None where every run gave numbers."""
+
+    title: str
+    lede: str
+    warnings: tuple[str, ...]
+    sections: tuple[Section, ...]
+    across: tuple[Plot, ...]
+    problems: Table | None
+    environments: Table
+    protocols: Table
+    runs: Table
+    guide: tuple[tuple[str, str], ...]
+
+    @property
+    def plots(self) -> tuple[Plot, ...]:
+        """All plots of the page."""
+        return (*(plot for section in self.sections for plot in section.plots), *self.across)
+
+
+def make_page(pairs: Sequence[Paired], problems: Sequence[Problem]) -> Page:
+    """Arranges runs and problems."""
+    groups = group_pairs(pairs)
+    records = [pair.record for group in groups for pair in group.pairs]
+    rows = [[problem.name, problem.state, problem.reason] for problem in problems]
+    return Page(
+        title=TITLE,
+        lede=_lede(records, problems),
+        warnings=tuple(dict.fromkeys(text for group in groups for text in _warnings(group))),
+        sections=tuple(_section(group) for group in groups),
+        across=tuple(tp_plots(groups)),
+        problems=words(["run", "state", "why"], rows) if rows else None,
+        environments=environments_table(records),
+        protocols=protocols_table(records),
+        runs=runs_table(records),
+        guide=guide(groups),
+    )
+
+
+def _section(group: Group) -> Section:
+    notes = [accuracy_note(group), *(note for pair in group.pairs for note in pair.record.notes)]
+    return Section(
+        title=group.title,
+        anchor=group.slug,
+        samples=group.samples,
+        notes=tuple(dict.fromkeys(filter(None, notes))),
+        summary=summary_table(group),
+        details=tuple(detail_tables(group)),
+        plots=(*bits_plots(group), *grid_plots(group), *forest_plots(group)),
+    )
+
+
+def _lede(records: Sequence[RunRecord], problems: Sequence[Problem]) -> str:
+    models = list(dict.fromkeys(record.arm.model for record in records))
+    runs = "1 finished run" if len(records) == 1 else f"{len(records)} finished runs"
+    text = f"{runs} of {', '.join(models)}."
+    if problems:
+        states = [problem.state for problem in problems]
+        counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(sorted(states)))
+        text += f" Without numbers: {counts}; the reasons stand below."
+    return text
+
+
+def _warnings(group: Group) -> list[str]:
+    """What a reader must know before believing a table."""
+    found = published_flags(group.first)
+    for label, pair in zip(group.labels, group.pairs, strict=True):
+        who = f"{group.title}, {label}"
+        if pair.problem:
+            found.append(f"{who}: no delta, because {pair.problem}.")
+        stages = [f"{count:,} in {stage}" for stage, count in pair.record.nonfinite_groups.items() if count]
+        if stages:
+            found.append(f"{who}: non-finite groups on the wire ({', '.join(stages)}); its numbers may mean nothing.")
+        lost = [f"{d.label} {d.metric}" for d in pair.deltas if not math.isfinite(d.value)]
+        if lost:
+            found.append(f"{who}: not finite: {', '.join(lost)}.")
+    return found

@@ -1,0 +1,252 @@
+"""Reading run folders: a `RunRecord` is one finished run, checked; whatever is not finished becomes a `Problem`.
+
+`fc_eval.results.store` writes the folders. A number enters a report only through `load_run`, so a file that is cut
+off, of a newer schema, or that contradicts another file of the same folder is found here.
+"""
+
+import math
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fc_eval.errors import FcEvalError
+from fc_eval.results.samples import AGAIN, Samples, Windows, read_samples, read_windows
+from fc_eval.results.state import Problem, is_run, read_schema, unfinished
+
+EVAL_ORDER = ("wikitext2", "c4", "c4_new", "text", "piqa", "arc_easy", "arc_challenge", "hellaswag", "winogrande")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """What was run: the model, how its all-reduce is done, and how that was carried out.
+
+    Attributes:
+        model: name of the model preset.
+        weights: 'native', or how weights were quantized.
+        dtype: 'bf16', 'fp16' or 'fp32', that of the partial sums.
+        comm: name of the comm preset; `comm_full` its full name, `label` the one for tables.
+        algorithm: such as 'two_step'.
+        reduce_format: full name of the reduce stage's format, None where nothing is quantized.
+        gather_format: that of the gather stage, None where there is none.
+        group_size: elements per group in the reduce stage, 'token', or None.
+        policy: name of the layer policy, 'uniform' where every layer has the same comm.
+        tp: tensor-parallel world size W.
+        exec: 'emulated' or 'tp'.
+        codec: which codec encoded.
+        reducer: which reducer ran under exec=tp, None otherwise.
+    """
+
+    model: str
+    weights: str
+    dtype: str
+    comm: str
+    comm_full: str
+    label: str
+    algorithm: str
+    reduce_format: str | None
+    gather_format: str | None
+    group_size: int | str | None
+    policy: str
+    tp: int
+    exec: str
+    codec: str
+    reducer: str | None
+
+
+@dataclass(frozen=True)
+class EvalInfo:
+    """One evaluation: kind 'perplexity' or 'task', the label for tables, samples taken, and whether these are all."""
+
+    kind: str
+    label: str
+    samples: int
+    partial: bool
+
+
+@dataclass(frozen=True, eq=False)
+class RunRecord:
+    """A finished run. `results` holds floats, NaN where the number was not finite; `evals` perplexities, then tasks."""
+
+    path: Path
+    fingerprint: str
+    baseline_fingerprint: str | None
+    arm: Arm
+    results: Mapping[str, Mapping[str, float]]
+    evals: Mapping[str, EvalInfo]
+    wire: Mapping[str, Any]
+    calls: Mapping[str, Any]
+    nonfinite_groups: Mapping[str, int]
+    env: Mapping[str, Any]
+    protocol: Mapping[str, Mapping[str, Any]]
+    published: Mapping[str, float]
+    notes: tuple[str, ...]
+    total_s: float
+    config: Mapping[str, Any]
+    windows: Mapping[str, Windows] = field(default_factory=dict)
+    samples: Mapping[str, Samples] = field(default_factory=dict)
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether others are compared with this run."""
+        return self.baseline_fingerprint is None
+
+    @property
+    def device_type(self) -> str:
+        """'cpu' or 'cuda'."""
+        return str(self.env.get("device", "unknown")).split(":")[0]
+
+    @property
+    def batch_size(self) -> tuple[Any, Any]:
+        """Requests per batch of tasks, and windows per forward pass of perplexity."""
+        settings = self.config.get("config", self.config).get("eval") or {}
+        return settings.get("batch_size"), settings.get("window_batch")
+
+    def wire_number(self, key: str) -> float:
+        """A number of the `wire` part, NaN where it is missing."""
+        value = self.wire.get(key)
+        return math.nan if value is None else float(value)
+
+
+def load_run(path: Path) -> RunRecord:
+    """Reads one finished run.
+
+    Raises:
+        FcEvalError: the folder is missing, not finished, incomplete, contradicts itself, or is of another schema.
+    """
+    found = _load(Path(path), time.time())
+    if isinstance(found, Problem):
+        raise FcEvalError(f"run {found.name} is {found.state}: {found.reason}")
+    return found
+
+
+def load_runs(folders: Path | Iterable[Path], now: float | None = None) -> tuple[list[RunRecord], list[Problem]]:
+    """Reads all runs in RUNS folders; a run folder itself may be given too.
+
+    Args:
+        folders: one or several RUNS folders.
+        now: time in seconds since 1970 against which heartbeats are judged; None for the present.
+
+    Returns:
+        The finished runs in the order of their names, and everything else that looks like a run, with the reason.
+
+    Raises:
+        FcEvalError: a folder that is missing.
+    """
+    now = time.time() if now is None else now
+    records: dict[str, RunRecord] = {}
+    problems: list[Problem] = []
+    for root in [folders] if isinstance(folders, Path) else folders:
+        if not Path(root).is_dir():
+            raise FcEvalError(f"{root} is not a folder: expected one that `fc-eval run out=RUNS` wrote")
+        inside = [p for p in sorted(Path(root).iterdir()) if p.is_dir() and not p.name.startswith(".")]
+        for path in [Path(root)] if is_run(Path(root)) else filter(is_run, inside):
+            found = _load(path, now)
+            if isinstance(found, Problem):
+                problems.append(found)
+            elif found.fingerprint in records:
+                first = records[found.fingerprint].path
+                if first.resolve() != path.resolve():
+                    problems.append(Problem(path.name, "left out", f"the same run as {first.name}, which is used"))
+            else:
+                records[found.fingerprint] = found
+    return sorted(records.values(), key=lambda r: (r.path.name, r.fingerprint)), sorted(problems, key=lambda p: p.name)
+
+
+def _load(path: Path, now: float) -> RunRecord | Problem:
+    try:
+        problem = unfinished(path, now)
+        if problem is not None:
+            return problem
+        if not (path / "result.json").exists():
+            raise FcEvalError(f"status.json says done but there is no result.json: {AGAIN}")
+        return _record(path, read_schema(path / "result.json"))
+    except FcEvalError as error:
+        return Problem(path.name, "broken", str(error).replace(f"{path}/", ""))
+
+
+def _record(path: Path, result: Mapping[str, Any]) -> RunRecord:
+    try:
+        evals = {
+            name: EvalInfo(str(e["kind"]), str(e["label"]), int(e["samples"]), bool(e["partial"]))
+            for name, e in sorted(result["evals"].items(), key=_eval_order)
+        }
+        numbers = {
+            name: {key: math.nan if value is None else float(value) for key, value in metrics.items()}
+            for name, metrics in result["results"].items()
+        }
+        record = RunRecord(
+            path=path,
+            fingerprint=str(result["fingerprint"]),
+            baseline_fingerprint=result["baseline_fingerprint"],
+            arm=Arm(**{key: result["arm"][key] for key in Arm.__dataclass_fields__}),
+            results=numbers,
+            evals=evals,
+            wire=dict(result["wire"]),
+            calls=dict(result["calls"]),
+            nonfinite_groups=dict(result["nonfinite_groups"]),
+            env=dict(result["env"]),
+            protocol=dict(result["protocol"]),
+            published=dict(result["published"] or {}),
+            notes=tuple(result["notes"]),
+            total_s=float(result["time"]["total_s"]),
+            config=_config(path / "config.yaml"),
+            windows={name: read_windows(path, name) for name, e in evals.items() if e.kind == "perplexity"},
+            samples={name: read_samples(path, name) for name, e in evals.items() if e.kind != "perplexity"},
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, FcEvalError):
+            raise
+        what = f"has no {error}" if isinstance(error, KeyError) else f"is malformed ({error})"
+        raise FcEvalError(f"result.json {what}: {AGAIN}") from None
+    _check(record)
+    return record
+
+
+def _eval_order(item: tuple[str, Mapping[str, Any]]) -> tuple[object, ...]:
+    """Perplexities first, then tasks; known ones in the order of the papers, others by name."""
+    name, known = item[0], item[0] in EVAL_ORDER
+    return item[1]["kind"] != "perplexity", not known, EVAL_ORDER.index(name) if known else 0, name
+
+
+def _config(path: Path) -> dict[str, Any]:
+    try:
+        value = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        raise FcEvalError(f"it has no config.yaml: {AGAIN}") from None
+    except (yaml.YAMLError, UnicodeDecodeError):
+        raise FcEvalError(f"config.yaml is not complete YAML: {AGAIN}") from None
+    if not isinstance(value, dict):
+        raise FcEvalError(f"config.yaml is not a mapping: {AGAIN}")
+    return value
+
+
+def _check(record: RunRecord) -> None:
+    """Every evaluation has its numbers, and these follow from the losses and answers kept beside them."""
+    for name in record.evals:
+        if name not in record.results:
+            raise FcEvalError(f"result.json has no results of {name}: {AGAIN}")
+    for name, windows in record.windows.items():
+        _complete(name, record.evals[name].samples, len(windows.tokens))
+        _agree(f"{name} perplexity", record.results[name].get("perplexity", math.nan), windows.perplexity, 1e-3)
+    for name, samples in record.samples.items():
+        _complete(name, record.evals[name].samples, len(samples.doc_hash))
+        for metric in ("acc", "acc_norm"):  # other metrics need not be plain means
+            if metric in record.results[name] and metric in samples.metrics:
+                _agree(f"{name} {metric}", record.results[name][metric], float(samples.metrics[metric].mean()), 1e-6)
+
+
+def _complete(name: str, said: int, kept: int) -> None:
+    if said != kept:
+        raise FcEvalError(f"result.json says {said} samples of {name}, but {kept} are kept: {AGAIN}")
+
+
+def _agree(what: str, said: float, kept: float, rtol: float) -> None:
+    # The sums may have been made in another precision or order; a file of another run differs by far more.
+    if math.isfinite(said) and math.isfinite(kept) and not math.isclose(said, kept, rel_tol=rtol, abs_tol=1e-6):
+        raise FcEvalError(
+            f"result.json says {what} {said:.6g}, but its samples give {kept:.6g}: the files do not belong together"
+        )

@@ -1,0 +1,213 @@
+"""The parent of all runs: fingerprints, skips what is done, starts one child process per run. Imports no tensor library.
+
+A child that raises, exits, runs out of memory or is killed leaves the others alone: its folder says how it ended, and
+the same command tries only the missing runs again.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from fc_eval.config import RunConfig
+from fc_eval.errors import FcEvalError
+from fc_eval.evaluate.data import data_files
+from fc_eval.models.config import model_files
+from fc_eval.results.fingerprint import files_digest, fingerprint
+from fc_eval.results.store import HEARTBEAT_S, RunFolder, RunStore
+
+TAIL_LINES = 20
+# What a child exits with after it has said in one line what the user should mend (see fc_eval.run).
+USER_ERROR_EXIT = 2
+
+State = Literal["done", "skipped", "failed", "planned"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one run ended: `state`, its folder, seconds spent, and the error's last lines when it failed."""
+
+    state: State
+    folder: RunFolder
+    seconds: float = 0.0
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run with its identity resolved: device settled, files hashed."""
+
+    config: RunConfig
+    name: str
+    fingerprint: str
+
+
+@cache
+def gpu_present() -> bool:
+    """Whether torch sees a CUDA device, asked in a process of its own so that this one stays free of torch."""
+    if not any(Path("/dev").glob("nvidia[0-9]*")):
+        return False
+    probe = "import sys, torch; sys.exit(0 if torch.cuda.is_available() else 1)"
+    return subprocess.run([sys.executable, "-c", probe], check=False).returncode == 0
+
+
+def plan(config: RunConfig) -> Plan:
+    """Settles the device and computes the fingerprint.
+
+    Raises:
+        FcEvalError: a file that is missing, or a GPU asked for where there is none.
+    """
+    if config.device == "cuda" and not gpu_present():
+        raise FcEvalError("device=cuda but torch sees no CUDA device: use device=cpu, or see `fc-eval doctor`")
+    if config.device == "auto":
+        config = replace(config, device="cuda" if gpu_present() else "cpu")
+    root = Path(config.data_root) if config.data_root else None
+    files = files_digest(model_files(config.model)) | files_digest(data_files(config.eval.specs, root))
+    evals = "-".join(spec.name for spec in config.eval.specs)
+    comm = config.comm.build()
+    group = f"-g{comm.reduce.group_size}" if comm.reduce else ""
+    policy = "" if config.policy_name == "uniform" else f"-{config.policy_name}"
+    name = f"{config.model.name}-{comm.short_name}{group}{policy}-tp{config.tp}-{evals}"
+    return Plan(config, "".join(c if c.isalnum() or c in "-_." else "_" for c in name)[:120], fingerprint(config.identity(), files))
+
+
+def execute(config: RunConfig, store: RunStore, *, dry_run: bool = False, say: Callable[[str], None] = print) -> list[Outcome]:
+    """Makes sure that a run and the baseline it is compared with are in the store, computing only what is missing.
+
+    Returns:
+        One outcome per run, the baseline first. A failed baseline leaves its run undone, because a run without
+        its baseline says nothing.
+
+    Raises:
+        FcEvalError: the configuration refers to something that is not there.
+    """
+    target = plan(config)
+    plans = [target] if config.is_baseline else [plan(config.baseline()), target]
+    outcomes: list[Outcome] = []
+    for index, item in enumerate(plans):
+        baseline = plans[0].fingerprint if index else None
+        if outcomes and outcomes[-1].state == "failed":
+            why = f"its baseline {outcomes[-1].folder.path.name} failed"
+            outcomes.append(Outcome("failed", store.folder(item.name, item.fingerprint), error=why))
+            break
+        outcomes.append(_ensure(item, baseline, store, dry_run, say))
+    return outcomes
+
+
+def _ensure(item: Plan, baseline: str | None, store: RunStore, dry_run: bool, say: Callable[[str], None]) -> Outcome:
+    folder = store.folder(item.name, item.fingerprint)
+    if folder.is_done():
+        say(f"= {folder.path.name}: done before")
+        return Outcome("skipped", folder)
+    if dry_run:
+        seconds = _estimate(item, store)
+        say(f"+ {folder.path.name}: would run, {f'about {seconds:.0f} s' if seconds else 'time unknown'}")
+        return Outcome("planned", folder, seconds or 0.0)
+    with store.lock(item.fingerprint):
+        if folder.is_done():  # another process finished it while this one waited for the lock
+            say(f"= {folder.path.name}: done by another process")
+            return Outcome("skipped", folder)
+        say(f"> {folder.path.name}")
+        return _run_child(item, baseline, folder)
+
+
+def _estimate(item: Plan, store: RunStore) -> float | None:
+    """Seconds that a finished run of the same model, device and evaluations took, None where there is none."""
+    times = []
+    for folder in store.folders():
+        if folder.is_done():
+            other = folder.read_config()["config"]
+            same = all(other[key] == value for key, value in item.config.as_dict().items() if key in ("device", "tp"))
+            if same and other["model"]["name"] == item.config.model.name and folder.path.name.endswith(
+                "-".join(s.name for s in item.config.eval.specs) + folder.path.name[-11:]
+            ):
+                times.append(float(folder.read_result()["time"]["total_s"]))
+    return max(times) if times else None
+
+
+def child_command(folder: RunFolder) -> list[str]:
+    """The command that carries out the run of a folder."""
+    return [sys.executable, "-m", "fc_eval.run", str(folder.path)]
+
+
+def _run_child(item: Plan, baseline: str | None, folder: RunFolder) -> Outcome:
+    folder.write_config(
+        {"config": item.config.as_dict(), "fingerprint": item.fingerprint, "baseline_fingerprint": baseline}
+    )
+    started = time.time()
+    folder.set_status("running", child=None)
+    tail: deque[str] = deque(maxlen=TAIL_LINES)
+    environment = os.environ | {"PYTHONUNBUFFERED": "1", "FC_EVAL_PARENT": str(os.getpid())}
+    with folder.log_path.open("ab") as log:
+        process = subprocess.Popen(
+            child_command(folder), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment
+        )
+        beat = threading.Event()
+        heart = threading.Thread(target=_heartbeat, args=(folder, process.pid, beat), daemon=True)
+        heart.start()
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                log.write(line)
+                log.flush()
+                sys.stderr.buffer.write(line)
+                sys.stderr.flush()
+                tail.append(line.decode(errors="replace").rstrip())
+            code = process.wait()
+        except BaseException:
+            process.kill()
+            process.wait()
+            folder.set_status("failed", error="stopped by the user")
+            raise
+        finally:
+            beat.set()
+            heart.join()
+    seconds = time.time() - started
+    if code == 0 and (folder.path / "result.json").exists():
+        folder.set_status("done")
+        return Outcome("done", folder, seconds)
+    error = _explain(code, tail)
+    folder.set_status("failed", error=error)
+    return Outcome("failed", folder, seconds, error)
+
+
+def _heartbeat(folder: RunFolder, child: int, stop: threading.Event) -> None:
+    while not stop.wait(HEARTBEAT_S):
+        folder.set_status("running", keep=True, child=child)
+
+
+def _explain(code: int, tail: deque[str]) -> str:
+    lines = [line for line in tail if line.strip()]
+    if code < 0:
+        name = signal.Signals(-code).name
+        hint = " (the system does this when memory runs out)" if name == "SIGKILL" else ""
+        return f"killed by {name}{hint}"
+    if code == USER_ERROR_EXIT and lines:
+        return lines[-1].removeprefix("error: ")
+    return f"exit status {code}: " + "\n".join(lines) if lines else f"exit status {code} without a word"
+
+
+def summarize(outcomes: list[Outcome], say: Callable[[str], None] = print) -> int:
+    """Says how a sweep went, and returns the exit status: 0 when nothing failed."""
+    unique: dict[str, Outcome] = {}
+    for outcome in outcomes:
+        kept = unique.get(outcome.folder.fingerprint)
+        if kept is None or kept.state == "skipped":
+            unique[outcome.folder.fingerprint] = outcome
+    counts: dict[str, int] = {}
+    for outcome in unique.values():
+        counts[outcome.state] = counts.get(outcome.state, 0) + 1
+    say("runs: " + ", ".join(f"{count} {state}" for state, count in counts.items()))
+    for outcome in unique.values():
+        if outcome.state == "failed":
+            say(f"failed: {outcome.folder.path.name}: {outcome.error}")
+    return 1 if counts.get("failed") else 0
+

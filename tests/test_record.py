@@ -1,0 +1,201 @@
+"""Run folders are read with suspicion: what is cut off, foreign or contradictory is said; nothing disappears."""
+
+import json
+import math
+import os
+import socket
+
+import numpy as np
+import pytest
+from run_fixtures import Run, Task, quantized, small_set, write_run, write_status
+
+from fc_eval.errors import FcEvalError
+from fc_eval.results.record import load_run, load_runs
+from fc_eval.results.samples import read_samples
+
+NOW = 1_000_000.0
+
+
+@pytest.fixture
+def run_path(tmp_path):
+    return write_run(tmp_path, Run(tasks={"arc_easy": Task()}))
+
+
+def edit_result(path, **changes):
+    file = path / "result.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def test_reads_what_was_written(tmp_path):
+    base, _, int4 = small_set(tmp_path)
+    records, problems = load_runs(tmp_path)
+    assert problems == []
+    by_fingerprint = {record.fingerprint: record for record in records}
+    record = by_fingerprint[int4.fingerprint]
+    assert record.baseline_fingerprint == base.fingerprint
+    assert not record.is_baseline
+    assert by_fingerprint[base.fingerprint].is_baseline
+    assert (record.arm.comm, record.arm.group_size, record.arm.tp) == ("int4", 128, 4)
+    assert record.wire_number("effective_bits") == 4.25
+    assert math.isnan(record.wire_number("no such number"))
+    assert record.batch_size == (8, 1)
+    assert record.device_type == "cpu"
+    assert len(record.windows["wikitext2"].tokens) == 16
+    assert len(record.samples["arc_easy"].doc_hash) == 200
+
+
+def test_perplexities_come_before_tasks_whatever_the_order_in_the_file(tmp_path):
+    path = write_run(tmp_path, Run(texts=("text", "c4", "wikitext2"), tasks={"a_task": Task(), "piqa": Task()}))
+    assert list(load_run(path).evals) == ["wikitext2", "c4", "text", "piqa", "a_task"]
+
+
+def test_samples_are_ordered_by_document(tmp_path, run_path):
+    file = run_path / "samples_arc_easy.jsonl"
+    before = load_run(run_path).samples["arc_easy"]
+    file.write_text("\n".join(reversed(file.read_text().splitlines())) + "\n")
+    after = load_run(run_path).samples["arc_easy"]
+    assert before.doc_hash == after.doc_hash == tuple(sorted(before.doc_hash))
+    assert before.metrics["acc"].tolist() == after.metrics["acc"].tolist()
+
+
+def test_rows_of_filters_and_of_several_tasks_are_kept_apart(tmp_path):
+    rows = [
+        {
+            "task": task,
+            "doc_id": i,
+            "doc_hash": f"{task}{i}",
+            "filter": name,
+            "target": i,
+            "exact_match": float(i < limit),
+        }
+        for task, count in (("b", 2), ("a", 3))
+        for i in range(count)
+        for name, limit in (("strict", 1), ("none", 2))
+    ]
+    (tmp_path / "samples_x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    samples = read_samples(tmp_path, "x")
+    assert samples.doc_hash == ("a0", "a1", "a2", "b0", "b1")
+    assert {key: values.tolist() for key, values in samples.metrics.items()} == {
+        "exact_match": [1, 1, 0, 1, 1],
+        "exact_match,strict": [1, 0, 0, 1, 0],
+        "a/exact_match": [1, 1, 0],
+        "a/exact_match,strict": [1, 0, 0],
+        "b/exact_match": [1, 1],
+        "b/exact_match,strict": [1, 0],
+    }
+
+
+def test_a_number_that_was_not_finite_is_nan(tmp_path, run_path):
+    results = json.loads((run_path / "result.json").read_text())["results"]
+    results["wikitext2"]["perplexity"] = None
+    edit_result(run_path, results=results)
+    assert math.isnan(load_run(run_path).results["wikitext2"]["perplexity"])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"schema": 2}, "newer than the 1 known here: update fc-eval"),
+        ({"schema": None}, "schema None, expected 1"),
+        ({"schema": "1"}, "schema '1', expected 1"),
+        ({"arm": {}}, "has no 'model'"),
+        ({"results": {}}, "no results of"),
+        ({"wire": 3}, "malformed"),
+        ({"evals": {"wikitext2": {"kind": "perplexity", "label": "w", "samples": 17, "partial": True}}}, "17 samples"),
+    ],
+)
+def test_a_result_that_does_not_hold_is_refused(run_path, change, words):
+    edit_result(run_path, **change)
+    with pytest.raises(FcEvalError, match=words):
+        load_run(run_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["result.json", "status.json", "windows_wikitext2.npz", "samples_arc_easy.jsonl", "config.yaml"]
+)
+def test_a_missing_file_is_named(tmp_path, run_path, name):
+    (run_path / name).unlink()
+    _, problems = load_runs(tmp_path)
+    assert [problem.state for problem in problems] == ["broken"]
+    assert name in problems[0].reason
+
+
+@pytest.mark.parametrize("name", ["result.json", "status.json", "windows_wikitext2.npz", "samples_arc_easy.jsonl"])
+def test_a_file_cut_off_anywhere_is_found(tmp_path, run_path, name):
+    whole = (run_path / name).read_bytes()
+    for size in (0, 1, len(whole) // 3, len(whole) // 2, len(whole) - 3):
+        (run_path / name).write_bytes(whole[:size])
+        records, problems = load_runs(tmp_path)
+        assert records == []
+        assert problems[0].state == "broken"
+        assert name in problems[0].reason
+
+
+def test_samples_cut_off_between_two_lines_are_found(run_path):
+    file = run_path / "samples_arc_easy.jsonl"
+    file.write_text("".join(line + "\n" for line in file.read_text().splitlines()[:-1]))
+    with pytest.raises(FcEvalError, match="200 samples of arc_easy, but 199 are kept"):
+        load_run(run_path)
+
+
+def test_files_of_another_run_are_found(tmp_path, run_path):
+    arrays = dict(np.load(run_path / "windows_wikitext2.npz"))
+    arrays["nll_sum"] = arrays["nll_sum"] * 1.01
+    np.savez(run_path / "windows_wikitext2.npz", **arrays)
+    with pytest.raises(FcEvalError, match=r"perplexity 19\.6.* but its samples give 20"):
+        load_run(run_path)
+
+
+def test_failed_running_and_dead_runs_are_problems(tmp_path):
+    write_status(tmp_path, "a", state="failed", error="killed by SIGKILL")
+    write_status(tmp_path, "b", state="running", heartbeat=NOW - 10)
+    write_status(tmp_path, "c", state="running", heartbeat=NOW - 300)
+    write_status(tmp_path, "d", state="running", heartbeat=NOW, host=socket.gethostname(), pid=2**22 + 7)
+    write_status(tmp_path, "e", state="running", heartbeat=NOW, host=socket.gethostname(), pid=os.getpid())
+    write_status(tmp_path, "f", state="asleep")
+    write_status(tmp_path, "g", state="done")
+    records, problems = load_runs(tmp_path, now=NOW)
+    assert records == []
+    states = {problem.name: problem.state for problem in problems}
+    assert states == {
+        "a": "failed",
+        "b": "running",
+        "c": "dead",
+        "d": "dead",
+        "e": "running",
+        "f": "broken",
+        "g": "broken",
+    }
+    assert problems[0].reason == "killed by SIGKILL"
+    assert "no result.json" in problems[-1].reason
+
+
+def test_folders_that_are_no_runs_are_left_alone(tmp_path, run_path):
+    (tmp_path / ".locks").mkdir()
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report" / "report.md").write_text("")
+    records, problems = load_runs(tmp_path)
+    assert (len(records), problems) == (1, [])
+
+
+def test_several_folders_and_a_run_itself(tmp_path):
+    base = Run()
+    first = write_run(tmp_path / "one", base)
+    write_run(tmp_path / "two", quantized(base, "int4", 4.25, 0.02))
+    records, problems = load_runs([tmp_path / "one", tmp_path / "two", first])
+    assert (len(records), problems) == (2, [])
+
+
+def test_the_same_run_twice_counts_once_and_is_said(tmp_path):
+    for name in ("one", "two"):
+        write_run(tmp_path / name, Run(), name=name)
+    records, problems = load_runs([tmp_path / "one", tmp_path / "two"])
+    assert [record.path.name for record in records] == ["one"]
+    assert [(problem.name, problem.state) for problem in problems] == [("two", "left out")]
+
+
+def test_missing_folder(tmp_path):
+    with pytest.raises(FcEvalError, match="is not a folder"):
+        load_runs(tmp_path / "nowhere")
+    with pytest.raises(FcEvalError, match="is not a folder"):
+        load_run(tmp_path / "nowhere")

@@ -1,0 +1,156 @@
+"""Sweeps: children that raise, exit or are killed leave the others alone, and only what is missing runs again."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+
+from fc_eval.hydra_app import compose_one
+from fc_eval.results.store import RunStore
+from fc_eval.sweep import Outcome, execute, plan
+
+ROOT = Path(__file__).parents[1]
+TINY = ["model=tiny", "tp=2", "eval=text", "eval.limit=2", "eval.runs.text.window_tokens=64", "threads=1", "device=cpu"]
+
+
+def fc_eval(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "fc_eval.cli", *arguments],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | (env or {}),
+        cwd=ROOT,
+        check=False,
+    )
+
+
+def states(runs: Path) -> dict[str, str]:
+    return {p.parent.name[:-11]: json.loads(p.read_text())["state"] for p in sorted(runs.glob("*/status.json"))}
+
+
+@pytest.fixture
+def sabotage(tmp_path) -> dict[str, str]:
+    """An environment in which three arms meet their ends: INT7 raises, INT6 exits, INT5 is killed."""
+    folder = tmp_path / "sabotage"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(
+        textwrap.dedent(
+            """
+            import os, signal, sys
+            if "fc_eval.run" in " ".join(sys.orig_argv):
+                text = open(os.path.join(sys.orig_argv[-1], "config.yaml")).read()
+                if "reduce: int7" in text:
+                    raise_it = lambda *a: (_ for _ in ()).throw(RuntimeError("the arm raised"))
+                    import builtins
+                    import fc_eval.parallel.emulate as emulate
+                    emulate.communicate = raise_it
+                if "reduce: int6" in text:
+                    print("leaving early"); sys.stdout.flush(); os._exit(7)
+                if "reduce: int5" in text:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            """
+        )
+    )
+    return {"PYTHONPATH": f"{folder}:{ROOT}"}
+
+
+def test_failed_arms_leave_the_others_alone_and_only_they_run_again(tmp_path, sabotage):
+    runs = tmp_path / "runs"
+    command = ["run", "-m", "comm=int8,int7,int6,int5,int4", *TINY, f"out={runs}"]
+    first = fc_eval(*command, env=sabotage)
+    assert first.returncode == 1, first.stderr
+    ends = {name.split("-")[1]: state for name, state in states(runs).items()}
+    expected = {"fp32_ordered": "done", "int8": "done", "int4": "done"}
+    assert ends == expected | {"int7": "failed", "int6": "failed", "int5": "failed"}
+    assert "the arm raised" in first.stdout
+    assert "exit status 7: leaving early" in first.stdout
+    assert "killed by SIGKILL" in first.stdout
+
+    report = fc_eval("report", str(runs), "--out", str(tmp_path / "report"))
+    assert report.returncode == 0, report.stderr
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert "the arm raised" in page
+    assert "killed by SIGKILL" in page
+
+    planned = fc_eval(*command, "dry_run=true")
+    assert planned.stdout.count("would run") == 3
+    assert planned.stdout.count("done before") >= 3
+    again = fc_eval(*command)
+    assert again.returncode == 0, again.stderr
+    assert "3 done" in again.stdout
+    assert set(states(runs).values()) == {"done"}
+
+
+def test_fail_fast_stops_after_the_first_failure(tmp_path, sabotage):
+    runs = tmp_path / "runs"
+    result = fc_eval("run", "-m", "comm=int6,int4", "fail_fast=true", *TINY, f"out={runs}", env=sabotage)
+    assert result.returncode == 1
+    assert not any("int4" in name for name in states(runs))
+
+
+def test_two_processes_compute_their_common_baseline_once(tmp_path):
+    store = RunStore(tmp_path / "runs")
+    store.prepare()
+    configs = [compose_one([*TINY, f"comm={comm}", f"out={store.root}"]) for comm in ("int8", "int4")]
+    outcomes: dict[int, list[Outcome]] = {}
+    threads = [
+        threading.Thread(target=lambda i=i, c=c: outcomes.update({i: execute(c, store, say=lambda text: None)}))
+        for i, c in enumerate(configs)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcomes[i][0].state for i in outcomes) == ["done", "skipped"]
+    assert [outcomes[i][1].state for i in outcomes] == ["done", "done"]
+    results = {json.loads(p.read_text())["fingerprint"]: json.loads(p.read_text()) for p in store.root.glob("*/result.json")}
+    assert len(results) == 3
+    baseline = plan(configs[0].baseline()).fingerprint
+    assert {r["baseline_fingerprint"] for f, r in results.items() if f != baseline} == {baseline}
+    for fingerprint, result in results.items():
+        assert result["calls"]["total"] == result["calls"]["sites"] * result["calls"]["forwards"]
+        assert (result["wire"]["effective_bits"] == 32.0) == (fingerprint == baseline) or result["arm"]["dtype"] == "bf16"
+
+
+def test_a_killed_parent_leaves_a_run_that_is_taken_up_again(tmp_path):
+    runs = tmp_path / "runs"
+    store = RunStore(runs)
+    store.prepare()
+    target = plan(compose_one([*TINY, "comm=fp32_ordered", f"out={runs}"]))
+    folder = store.folder(target.name, target.fingerprint)
+    folder.set_status("running")
+    status = folder.status()
+    (folder.path / "status.json").write_text(json.dumps(status | {"pid": 2**22 + 1, "heartbeat": 0}))
+    outcome = execute(target.config, store, say=lambda text: None)
+    assert [o.state for o in outcome] == ["done"]
+
+
+def test_finished_evaluations_of_a_broken_run_are_kept(tmp_path):
+    runs = tmp_path / "runs"
+    command = ["run", "comm=fp32_ordered", *TINY, f"out={runs}"]
+    assert fc_eval(*command).returncode == 0
+    (result,) = runs.glob("*/result.json")
+    before = result.read_text()
+    result.unlink()
+    again = fc_eval(*command)
+    assert again.returncode == 0
+    assert "text: kept from before" in again.stderr
+    assert json.loads(result.read_text())["results"] == json.loads(before)["results"]
+
+
+def test_the_fingerprint_follows_contents_and_not_places(tmp_path):
+    one, other = tmp_path / "one.txt", tmp_path / "other.txt"
+    one.write_text("the same text " * 400)
+    other.write_text("the same text " * 400)
+    prints = [plan(compose_one([*TINY, f"eval.runs.text.path={path}"])).fingerprint for path in (one, other)]
+    assert prints[0] == prints[1]
+    other.write_text("another text " * 400)
+    assert plan(compose_one([*TINY, f"eval.runs.text.path={other}"])).fingerprint != prints[0]
+    changed = {"tp=4", "comm.group_size=32", "model.dtype=fp32", "eval.limit=3", "seed=1"}
+    others = {plan(compose_one([*TINY, f"eval.runs.text.path={one}", change])).fingerprint for change in changed}
+    assert len(others | {prints[0]}) == len(changed) + 1
