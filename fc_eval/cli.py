@@ -64,7 +64,9 @@ def _run(rest: list[str]) -> int:
 def _report(rest: list[str]) -> int:
     from fc_eval.report.build import build_report
 
-    parser = argparse.ArgumentParser(prog="fc-eval report", description="Tables, plots and one HTML page from run folders.")
+    parser = argparse.ArgumentParser(
+        prog="fc-eval report", description="Tables, plots and one HTML page from run folders."
+    )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUNS", help="folders that `fc-eval run out=RUNS` wrote")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the report goes")
     given = parser.parse_args(rest)

@@ -114,7 +114,9 @@ class RunConfig:
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise FcEvalError(f"eval.{name}={value!r} is not possible: expected a whole number, at least 1")
         if not self.eval.specs:
-            raise FcEvalError("nothing to evaluate: choose with eval=wikitext2, eval=[wikitext2,piqa] or eval.tasks=[...]")
+            raise FcEvalError(
+                "nothing to evaluate: choose with eval=wikitext2, eval=[wikitext2,piqa] or eval.tasks=[...]"
+            )
         node = self.comm.node_size
         if node and self.tp % node:
             raise FcEvalError(f"comm.node_size={node} does not divide tp={self.tp}: ranks must fill whole nodes")
@@ -201,6 +203,8 @@ class RunConfig:
         tree["comm"] = self.comm.build().name
         tree["model"].pop("path", None)
         tree.pop("data_root")
+        for spec in tree["eval"]["specs"]:
+            spec.pop("path", None)
         tree.pop("policy_name")
         return tree
 

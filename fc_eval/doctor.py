@@ -68,20 +68,21 @@ def _codecs(config: RunConfig) -> str:
 
 
 def _self_test(config: RunConfig) -> str:
-    """Two ranks whose sum is known: INT8 represents 0 and 255 of a group exactly, so the result must be exact."""
+    """Two ranks whose sum is known: in a group from 0 to 255 INT8 has scale 1, so whole numbers must be exact."""
     import torch
 
     from fc_eval.codec.select import codecs_available
     from fc_eval.library import all_reduce
 
     x = torch.zeros(2, 3, 256, dtype=torch.float32)
-    x[0, :, 0], x[1, :, 1] = 255.0, -255.0
+    x[0, :, 0::128], x[1, :, 1::128] = 255.0, 51.0
+    x[1, :, 2::128] = 255.0
     names = [name for name, why in codecs_available().items() if why is None]
     for name in names:
         device = "cuda" if name == "cuda" else "cpu"
         reduced = all_reduce(x.to(device), "int8-g128", codec=name).cpu()
         if not torch.equal(reduced, x.sum(0)):
-            raise FcEvalError(f"codec {name} reduced {reduced[0, :2].tolist()} instead of [255, -255]: do not use it")
+            raise FcEvalError(f"codec {name} reduced {reduced[0, :2].tolist()} instead of [255, 51]: do not use it")
     return f"an INT8 two-step all-reduce of known sum is exact in {', '.join(names)}"
 
 
@@ -115,10 +116,12 @@ def _divisibility(config: RunConfig) -> str:
     gigabytes = parameters * DTYPE_BYTES[config.model.dtype] / 2**30
     return (
         f"tp={config.tp} divides hidden {shape.hidden} and intermediate {shape.intermediate}; "
-        f"{heads} {shape.heads} heads and {shape.kv_heads} key/value heads (which matters for real tensor parallelism); "
+        f"{heads} {shape.heads} heads and {shape.kv_heads} key/value heads (it matters for real tensor parallelism); "
         f"the MLP weights alone need {gigabytes:.1f} GiB in {config.model.dtype}"
     )
 
 
 def _bos(config: RunConfig) -> str:
-    return f"a BOS token is {'' if config.model.add_bos_token else 'not '}put in front of every text (model.add_bos_token)"
+    return (
+        f"a BOS token is {'' if config.model.add_bos_token else 'not '}put in front of every text (model.add_bos_token)"
+    )

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from fc_eval.errors import FcEvalError
 from fc_eval.wire.format import FORMATS, parse_format
 from fc_eval.wire.layout import effective_bits, layout, nominal_bits
 
@@ -21,7 +22,7 @@ def formats_table(names: Sequence[str], tokens: int, hidden: int, dtype: str) ->
     import torch
 
     from fc_eval.codec.base import DTYPES
-    from fc_eval.codec.select import codecs_available, load_codec
+    from fc_eval.codec.select import codecs_available, get_codec
 
     rows = [["format", "nominal bits", f"effective bits (T={tokens}, H={hidden}, {dtype})", "wire ratio", "codecs"]]
     present = [name for name, why in codecs_available().items() if why is None]
@@ -30,12 +31,16 @@ def formats_table(names: Sequence[str], tokens: int, hidden: int, dtype: str) ->
         total = layout(fmt, tokens, hidden, dtype).total_bytes
         bits = effective_bits(fmt, tokens, hidden, dtype) if tokens else 0.0
         ratio = torch.finfo(DTYPES[dtype]).bits * tokens * hidden / 8 / total if total else 0.0
-        covers = [
-            codec
-            for codec in present
-            if load_codec(codec).why_not(fmt, DTYPES[dtype], torch.device("cuda" if codec == "cuda" else "cpu")) is None
-        ]
+        covers = []
+        for codec in present:
+            try:
+                get_codec(codec, (fmt,), DTYPES[dtype], "cuda" if codec == "cuda" else "cpu")
+                covers.append(codec)
+            except FcEvalError:
+                pass  # a fact for the table, not a mistake
         nominal = nominal_bits(fmt, dtype, hidden)
         rows.append([fmt.name, f"{nominal:.4g}", f"{bits:.4f}", f"{ratio:.2f}x", ", ".join(covers) or "none here"])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )

@@ -126,9 +126,11 @@ def _keys() -> list[str]:
     tree = OmegaConf.load(conf_dir() / "config.yaml")
     keys = ["model", "comm", "policy", "eval", "comm.algorithm", "comm.reduce", "comm.gather", "comm.group_size"]
     keys += ["comm.node_size", "model.path", "model.dtype", "model.add_bos_token", "model.attn_implementation"]
-    for key, value in tree.items():  # type: ignore[union-attr]
+    assert isinstance(tree, DictConfig)
+    for name, value in tree.items():
+        key = str(name)
         if key not in ("defaults", "hydra"):
-            keys += [f"{key}.{inner}" for inner in value] if isinstance(value, DictConfig) else [str(key)]
+            keys += [f"{key}.{inner!s}" for inner in value] if isinstance(value, DictConfig) else [key]
     return keys
 
 

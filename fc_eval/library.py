@@ -3,6 +3,7 @@
 import torch
 
 from fc_eval.codec.base import DTYPE_NAMES
+from fc_eval.codec.canonical import round_to_dtype
 from fc_eval.codec.select import get_codec
 from fc_eval.collective.all_reduce import all_reduce as _all_reduce
 from fc_eval.collective.comm import Comm, parse_comm
@@ -12,7 +13,9 @@ from fc_eval.wire.format import WireFormat, parse_format
 
 def _check_dtype(dtype: torch.dtype) -> None:
     if dtype not in DTYPE_NAMES:
-        raise FcEvalError(f"dtype {dtype} cannot be communicated: expected torch.bfloat16, torch.float16 or torch.float32")
+        raise FcEvalError(
+            f"dtype {dtype} cannot be communicated: expected torch.bfloat16, torch.float16 or torch.float32"
+        )
 
 
 def encode(x: torch.Tensor, fmt: str | WireFormat, codec: str = "auto") -> torch.Tensor:
@@ -64,7 +67,7 @@ def decode(
     for size in shape[:-1]:
         rows *= size
     values = chosen.decode(wire, fmt, (rows, shape[-1]), dtype).values
-    return round_to(values, dtype).reshape(tuple(shape))
+    return round_to_dtype(values, dtype).reshape(tuple(shape))
 
 
 def all_reduce(partials_WTH: torch.Tensor, comm: str | Comm, codec: str = "auto") -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The parent of all runs: fingerprints, skips what is done, starts one child process per run. Imports no tensor library.
+"""The parent of all runs: fingerprints, skips what is done, starts one child per run. Imports no tensor library.
 
 A child that raises, exits, runs out of memory or is killed leaves the others alone: its folder says how it ended, and
 the same command tries only the missing runs again.
@@ -70,16 +70,25 @@ def plan(config: RunConfig) -> Plan:
     if config.device == "auto":
         config = replace(config, device="cuda" if gpu_present() else "cpu")
     root = Path(config.data_root) if config.data_root else None
-    files = files_digest(model_files(config.model)) | files_digest(data_files(config.eval.specs, root))
+    files = {
+        "model": files_digest(model_files(config.model)),
+        "data": files_digest(data_files(config.eval.specs, root)),
+    }
     evals = "-".join(spec.name for spec in config.eval.specs)
     comm = config.comm.build()
     group = f"-g{comm.reduce.group_size}" if comm.reduce else ""
     policy = "" if config.policy_name == "uniform" else f"-{config.policy_name}"
     name = f"{config.model.name}-{comm.short_name}{group}{policy}-tp{config.tp}-{evals}"
-    return Plan(config, "".join(c if c.isalnum() or c in "-_." else "_" for c in name)[:120], fingerprint(config.identity(), files))
+    return Plan(
+        config,
+        "".join(c if c.isalnum() or c in "-_." else "_" for c in name)[:120],
+        fingerprint(config.identity(), files),
+    )
 
 
-def execute(config: RunConfig, store: RunStore, *, dry_run: bool = False, say: Callable[[str], None] = print) -> list[Outcome]:
+def execute(
+    config: RunConfig, store: RunStore, *, dry_run: bool = False, say: Callable[[str], None] = print
+) -> list[Outcome]:
     """Makes sure that a run and the baseline it is compared with are in the store, computing only what is missing.
 
     Returns:
@@ -126,8 +135,10 @@ def _estimate(item: Plan, store: RunStore) -> float | None:
         if folder.is_done():
             other = folder.read_config()["config"]
             same = all(other[key] == value for key, value in item.config.as_dict().items() if key in ("device", "tp"))
-            if same and other["model"]["name"] == item.config.model.name and folder.path.name.endswith(
-                "-".join(s.name for s in item.config.eval.specs) + folder.path.name[-11:]
+            if (
+                same
+                and other["model"]["name"] == item.config.model.name
+                and folder.path.name.endswith("-".join(s.name for s in item.config.eval.specs) + folder.path.name[-11:])
             ):
                 times.append(float(folder.read_result()["time"]["total_s"]))
     return max(times) if times else None
@@ -210,4 +221,3 @@ def summarize(outcomes: list[Outcome], say: Callable[[str], None] = print) -> in
         if outcome.state == "failed":
             say(f"failed: {outcome.folder.path.name}: {outcome.error}")
     return 1 if counts.get("failed") else 0
-

@@ -20,7 +20,20 @@ from fc_eval.hydra_app import compose_one
 from fc_eval.models.load import load_model
 from fc_eval.parallel.emulate import communicate
 
-COLUMNS = ("device", "model", "dtype", "comm", "tp", "codec", "seconds", "seconds_plain", "ratio", "tokens", "repeats", "torch")
+COLUMNS = (
+    "device",
+    "model",
+    "dtype",
+    "comm",
+    "tp",
+    "codec",
+    "seconds",
+    "seconds_plain",
+    "ratio",
+    "tokens",
+    "repeats",
+    "torch",
+)
 
 
 def forward_seconds(model: torch.nn.Module, ids: torch.Tensor) -> float:

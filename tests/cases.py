@@ -155,3 +155,23 @@ def order_sensitive(world_size: int, tokens: int, hidden: int, dtype: torch.dtyp
     big = 2.0**11 if dtype == torch.float16 else 2.0**24
     pattern = torch.tensor([big, 1.0, -big, 1.0, 0.5, big, -big, 1.0])[:world_size]
     return pattern[:, None, None].expand(world_size, tokens, hidden).to(dtype).clone()
+
+
+# (comm, W): every algorithm, unequal formats and group sizes, a W that does not divide the blocks.
+COMMS = [
+    ("plain", 3),
+    ("fp32_ordered", 3),
+    ("int4-g32", 2),
+    ("int4-g32/int8-g100-sym", 3),
+    ("fp8_e4m3-g32/int3-gtoken-se", 4),
+    ("int8-sfp16", 8),
+    ("one_step:int6-g32", 3),
+    ("one_step:fp4_e2m1-g9", 2),
+    ("ring:int4-g32", 4),
+    ("ring:int5-g8/int8-g8-sym", 3),
+    ("ring:int8-gtoken", 2),
+    ("hierarchical@2:int4-g32", 4),
+    ("hierarchical@3:int6-g9-se/int8-g32", 6),
+    ("hierarchical@2:int4-g32/int8", 2),
+    ("hierarchical@1:int4-g32/int8", 3),
+]

@@ -13,7 +13,12 @@ from fc_eval.codec.native_extension import native_status
 from fc_eval.wire import MINIFLOATS, WireFormat, parse_format
 from fc_eval.wire.layout import Layout, layout
 
-INTEGERS = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: torch.int32, torch.uint8: torch.uint8}
+INTEGERS = {
+    torch.bfloat16: torch.int16,
+    torch.float16: torch.int16,
+    torch.float32: torch.int32,
+    torch.uint8: torch.uint8,
+}
 # Hidden sizes of real models; 576, 896, 960 and 2880 end in a short group of 128.
 HIDDEN_SIZES = (576, 896, 960, 2880, 4096, 7168)
 
@@ -29,7 +34,7 @@ def same_bits(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
     """Equal shape, dtype and bits; the message names the first difference."""
     assert found.shape == expected.shape, what
     assert found.dtype == expected.dtype, what
-    integers = INTEGERS[found.dtype]
+    integers = INTEGERS[found.element_size()]
     differs = found.contiguous().view(integers) != expected.to(found.device).contiguous().view(integers)
     if differs.any():
         at = differs.nonzero()[0].tolist()
@@ -69,7 +74,7 @@ SPIKE_FORMATS = [
 SPIKE_FORMATS += [parse_format("int3-g1024-sr"), parse_format("int4-g4096-sr")]
 
 
-# A second opinion on mx and spikes, scalar, from WIRE.md alone ----------------------------------------------------------
+# A second opinion on mx and spikes, scalar, from WIRE.md alone --------------------------------------------------------
 
 Group = list[np.float32]
 

@@ -104,10 +104,10 @@ def _windows(run: Run, text: str) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _perplexity(run: Run, arrays: dict[str, np.ndarray]) -> dict[str, float]:
+def _perplexity(run: Run, arrays: dict[str, np.ndarray]) -> dict[str, float | None]:
     nll = float(arrays["nll_sum"].sum() / arrays["tokens"].sum())
     numbers = {
-        "perplexity": float(np.exp(nll)),
+        "perplexity": float(np.exp(nll)) if nll < 700 else None,
         "nll": nll,
         "tokens": int(arrays["tokens"].sum()),
         "windows": run.windows,

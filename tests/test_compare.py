@@ -29,18 +29,19 @@ def test_perplexity_delta_is_what_was_put_in(tmp_path):
     b, a = written(tmp_path, base, arm)
     d = one(compare_runs(a, b), "wikitext2", "perplexity")
     assert d.ln_ratio == pytest.approx(0.02, rel=1e-9)  # rel: a difference of sums about 150 times larger
-    assert d.ln_ratio_stderr == pytest.approx(0.004 / math.sqrt(15), rel=1e-9)  # rel: the same
+    expected = 0.004 / math.sqrt(15)
+    assert d.ln_ratio_stderr == pytest.approx(expected, rel=1e-9)  # rel: a difference of sums that are far larger
     assert d.delta == d.value - d.baseline
-    assert d.value / d.baseline == pytest.approx(math.exp(0.02), rel=1e-9)  # rel: the same
+    expected = math.exp(0.02)
+    assert d.value / d.baseline == pytest.approx(expected, rel=1e-9)  # rel: a difference of sums that are far larger
     assert d.delta_stderr == d.value * d.ln_ratio_stderr
     reach = scipy.stats.t.ppf(0.975, 15) * d.ln_ratio_stderr
-    assert d.low == pytest.approx(
-        d.baseline * math.expm1(d.ln_ratio - reach), rel=1e-6
-    )  # rel: bisection of the quantile
-    assert d.high == pytest.approx(d.baseline * math.expm1(d.ln_ratio + reach), rel=1e-6)  # rel: the same
-    assert d.p_value == pytest.approx(
-        2 * scipy.stats.t.sf(d.ln_ratio / d.ln_ratio_stderr, 15), abs=1e-12
-    )  # abs: 1 - sum
+    expected = d.baseline * math.expm1(d.ln_ratio - reach)
+    assert d.low == pytest.approx(expected, rel=1e-6)  # rel: bisection of the quantile
+    expected = d.baseline * math.expm1(d.ln_ratio + reach)
+    assert d.high == pytest.approx(expected, rel=1e-6)  # rel: a difference of sums that are far larger
+    expected = 2 * scipy.stats.t.sf(d.ln_ratio / d.ln_ratio_stderr, 15)
+    assert d.p_value == pytest.approx(expected, abs=1e-12)  # abs: 1 - sum
     assert (d.test, d.samples, d.partial) == ("t", 16, True)
     # The paired error is far below the text's own, which both runs share.
     assert d.delta_stderr < 0.05 * d.value_stderr

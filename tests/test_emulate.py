@@ -15,6 +15,7 @@ from fc_eval.collective.traffic import traffic_of
 from fc_eval.errors import FcEvalError
 from fc_eval.parallel.emulate import communicate
 from fc_eval.parallel.policy import Policy, Rule
+from fc_eval.parallel.row_parallel import partial_sums
 from fc_eval.parallel.sites import find_sites
 
 COMMS = ["fp32_ordered", "plain", "int4", "int4_int8", "one_step:int6", "ring:int8", "hierarchical@2:int5-g32"]
@@ -306,6 +307,37 @@ def test_a_device_map_is_emulated_where_each_layer_lies(family_model, token_ids,
     with attach(model, "int4", 3) as attachment:
         assert torch.equal(logits(model, token_ids), expected)
         attachment.check_calls()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("comm", COMMS)
+def test_on_a_gpu_a_layer_is_the_all_reduce_of_its_partial_sums(biased, comm):
+    model = copy.deepcopy(biased).cuda()
+    module = model.model.layers[1].mlp.down_proj
+    x = values(8, 15, 384, dtype=torch.bfloat16).cuda()
+    parsed = parse_comm(comm)
+    codec, _ = get_codec("reference", parsed.formats, x.dtype, x.device)
+    expected = all_reduce(partial_sums(x, module.weight, 4), parsed, codec).values + module.bias
+    with attach(model, comm, 4):
+        assert torch.equal(module(x), expected)
+
+
+@pytest.mark.gpu
+def test_a_model_on_several_devices(family_model, token_ids, checkpoint):
+    from transformers import AutoModelForCausalLM
+
+    other = 1 if torch.cuda.device_count() > 1 else "cpu"  # accelerate runs a layer offloaded to the CPU on GPU 0
+    places = dict.fromkeys(["model.embed_tokens", "model.layers.0", "model.norm", "model.rotary_emb", "lm_head"], 0)
+    model = AutoModelForCausalLM.from_pretrained(
+        checkpoint, device_map=places | {"model.layers.1": other}, dtype=torch.bfloat16
+    )
+    on_one = copy.deepcopy(family_model(dtype="bfloat16")).cuda()
+    with attach(on_one, "int4", 4):
+        expected = logits(on_one, token_ids.cuda())
+    with attach(model, "int4", 4) as attachment:
+        assert torch.equal(logits(model, token_ids.cuda()), expected)
+        attachment.check_calls()
+        assert attachment.stats().nonfinite_groups == 0
 
 
 def test_calls_and_bytes_are_counted_exactly(tiny_bf16, token_ids):

@@ -250,11 +250,9 @@ def test_remote_code_runs_only_when_it_is_asked_for(checkpoint, tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-def test_an_attention_that_the_model_does_not_have(tmp_path, family_model):
-    family_model("gemma2").save_pretrained(tmp_path)
-    byte_tokenizer().save_pretrained(tmp_path)
-    with pytest.raises(FcEvalError, match=r"no such implementation; set model\.attn_implementation=eager"):
-        load_model(local(tmp_path))
+def test_an_attention_that_is_not_there(checkpoint):
+    with pytest.raises(FcEvalError, match=r"no 'fast' attention for it here; set model\.attn_implementation=eager"):
+        load_model(local(checkpoint, attn_implementation="fast"))
 
 
 def test_bos_without_a_bos_token(checkpoint):
@@ -300,8 +298,8 @@ def gguf_file(tmp_path, tiny):
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_vocab_size(len(tokens))
     writer.add_tokenizer_model("gpt2")
-    writer.add_token_list([*sorted(tokens, key=BYTES.get_vocab().get)[:-1], "!!"])
-    writer.add_token_merges(["! !"])  # without merges it would be another kind of tokenizer
+    writer.add_token_list([*sorted(tokens, key=BYTES.get_vocab().get)[:-2], "!!", "##"])
+    writer.add_token_merges(["! !", "# #"])  # without merges it would be another kind of tokenizer
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
     names = gguf_package.get_tensor_name_map(gguf_package.MODEL_ARCH.LLAMA, shape.layers)

@@ -25,8 +25,8 @@ from native_cases import (
 )
 
 from fc_eval.codec.base import DTYPE_NAMES, DTYPES
-from fc_eval.codec.native_extension import extension, native_status
 from fc_eval.codec.native import CpuCodec
+from fc_eval.codec.native_extension import extension, format_ints, native_status
 from fc_eval.codec.reference import ReferenceCodec
 from fc_eval.collective.all_reduce import all_reduce
 from fc_eval.collective.comm import parse_comm
@@ -79,7 +79,9 @@ def test_hidden_sizes_of_real_models(codec, hidden, tokens):
         check_case(codec, case.fmt, case.values(), str(case))
 
 
-@pytest.mark.parametrize("name", ["int2", "int3", "int5-se", "int6-sym", "int7", "int8", "fp6_e2m3", "fp8_e4m3", "fp8_e5m2"])
+@pytest.mark.parametrize(
+    "name", ["int2", "int3", "int5-se", "int6-sym", "int7", "int8", "fp6_e2m3", "fp8_e4m3", "fp8_e5m2"]
+)
 def test_every_code_decodes_as_in_the_reference(codec, name):
     fmt, shape, generator = parse_format(name).with_group(32), (64, 96), torch.Generator().manual_seed(1)
     x = torch.randn(shape, generator=generator).bfloat16()
@@ -219,15 +221,13 @@ def test_a_token_does_not_depend_on_its_neighbours(codec):
 
 def test_layout_equals_the_python_one():
     module = extension("cpu")
-    from fc_eval.codec.native_extension import format_ints
-
     formats = [parse_format(name) for name in COVERED + GROUP_FORMATS] + MX_FORMATS + SPIKE_FORMATS
     rng = random.Random(0)
     for fmt in formats:
         for dtype in DTYPES:
             tokens, hidden = rng.randrange(0, 50), rng.randrange(1, 5000)
             expected = layout(fmt, tokens, hidden, dtype)
-            found = module.layout(format_ints(fmt, "cpu"), tokens, hidden, module.DTYPES[dtype])
+            found = module.layout(format_ints(fmt, module), tokens, hidden, module.DTYPES[dtype])
             sizes = ("group", "groups_per_row", "groups_per_block", "blocks", "block_bytes")
             assert {s: found.pop(s) for s in sizes} == {s: getattr(expected, s) for s in sizes}, fmt
             assert found == {s.name: s.offset for s in expected.sections}, fmt

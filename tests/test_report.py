@@ -11,12 +11,10 @@ from run_fixtures import Run, Task, quantized, small_set, write_run, write_statu
 
 from fc_eval.errors import FcEvalError
 from fc_eval.report.build import build_report
+from fc_eval.report.details import detail_tables
 from fc_eval.report.groups import group_pairs
 from fc_eval.report.markdown import first_table_markdown
-from fc_eval.report.plot_bits import bits_plots
-from fc_eval.report.plot_deltas import forest_plots
-from fc_eval.report.plot_grid import grid_plots
-from fc_eval.report.plot_tp import tp_plots
+from fc_eval.report.provenance import rerun_command
 from fc_eval.report.tables import summary_table
 from fc_eval.report.terminal import terminal_table
 from fc_eval.results.compare import pair_runs
@@ -193,6 +191,10 @@ def test_divergence_and_subset_columns(tmp_path):
     assert "wikitext2 vs baseline KL, nats" in titles
     assert "wikitext2 vs baseline same top-1, %" in titles
     assert not any("KL" in column.flat for column in summary_table(groups[0], divergence=False).columns)
+    details = dict(detail_tables(groups[0]))
+    table = details["wikitext2: divergence from the baseline, 16 windows (partial)"]
+    assert [row[0].text for row in table.rows] == ["INT4 g128"]
+    assert table.texts()[0][2:] == ["0.01000 ± 0.00026", "0.0300", "0.400", "98.000 ± 0.052"]
     build_report(tmp_path, tmp_path / "out")
     assert "compared with no published number" in (tmp_path / "out" / "report.md").read_text()
 
@@ -227,29 +229,6 @@ def test_runs_of_different_settings_stand_in_different_tables(tmp_path):
     assert len({group.slug for group in groups}) == 4
 
 
-def test_plots_only_where_they_show_something(tmp_path):
-    base = Run()
-    alone = groups_of(tmp_path / "a", base)
-    assert [*bits_plots(alone[0]), *grid_plots(alone[0]), *forest_plots(alone[0]), *tp_plots(alone)] == []
-    one = groups_of(tmp_path / "b", base, quantized(base, "int4", 4.25, 0.02))
-    assert bits_plots(one[0]) == []
-    assert len(forest_plots(one[0])) == 1
-    grid = [quantized(base, f"int{b}", b + 32 / g, 0.001 * 2 ** (8 - b), group=g) for b in (8, 4) for g in (32, 128)]
-    full = groups_of(tmp_path / "c", base, *grid)
-    assert len(bits_plots(full[0])) == 1
-    assert len(grid_plots(full[0])) == 1
-    lines = groups_of(tmp_path / "d", base, *(run for run in grid if "g128" in run.label))
-    assert grid_plots(lines[0]) == []
-
-
-def test_plot_over_tensor_parallel_sizes(tmp_path):
-    bases = [Run(tp=tp) for tp in (2, 4, 8)]
-    groups = groups_of(tmp_path, *bases, *(quantized(base, "int4", 4.25, 0.01 * base.tp) for base in bases))
-    (plot,) = tp_plots(groups)
-    assert "INT4 g128" in plot.svg
-    assert tp_plots(groups[:1]) == []
-
-
 def test_terminal_table(small):
     runs, _ = small
     lines = terminal_table(load_runs(runs)[0]).splitlines()
@@ -273,6 +252,24 @@ def test_first_table_for_a_readme(small):
     assert text.splitlines()[2].startswith("| baseline (fp32 ordered) | 16.00 | 1.00x | 19.630 |")
     assert all(line in GOLDEN.read_text() for line in text.splitlines()[:5])
     assert "16 windows (partial)" in text
+
+
+def test_rerun_command_says_what_differs(tmp_path):
+    record = load_run(
+        write_run(tmp_path, quantized(Run(), "int4_int8", 6.25, 0.02, policy="o_proj_int8", divergence=True))
+    )
+    specs = [
+        {"name": "wikitext2", "protocol": "wikitext2", "window_tokens": 512, "limit": 16},
+        {"name": "boolq", "task": "boolq", "num_fewshot": 0, "limit": 16},
+    ]
+    comm = {"name": "int4_int8", "algorithm": "two_step", "reduce": "int4", "gather": "int8", "group_size": 32}
+    config = {"config": {"eval": {"specs": specs, "batch_size": 8, "window_batch": 2}, "comm": comm, "seed": 0}}
+    assert rerun_command(replace(record, config=config)) == (
+        "fc-eval run model=smollm2 model.dtype=bf16 comm=int4_int8 comm.algorithm=two_step comm.reduce=int4 "
+        "comm.gather=int8 comm.group_size=32 policy=o_proj_int8 tp=4 exec=emulated device=cpu eval=[wikitext2] "
+        "eval.tasks=[boolq] eval.limit=16 eval.runs.wikitext2.window_tokens=512 eval.batch_size=8 eval.window_batch=2 "
+        "eval.divergence=true"
+    )
 
 
 def test_mistakes_are_said_in_one_sentence(tmp_path):

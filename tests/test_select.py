@@ -75,3 +75,14 @@ def test_the_reference_is_always_available():
     assert select.codecs_available()["reference"] is None
     codec, _ = select.get_codec("reference", [], torch.float16, "cpu")
     assert isinstance(codec, ReferenceCodec)
+
+
+def test_flushed_subnormals_are_refused():
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot flush subnormals")
+    try:
+        with pytest.raises(FcEvalError, match="set_flush_denormal"):
+            select.get_codec("reference", [INT4], torch.bfloat16, "cpu")
+    finally:
+        torch.set_flush_denormal(False)
+    assert select.get_codec("reference", [INT4], torch.bfloat16, "cpu")[0].name == "reference"

@@ -76,7 +76,7 @@ def test_files_are_small():
 def test_readme_paths_exist():
     text = (ROOT / "README.md").read_text()
     paths = set(re.findall(r"`((?:fc_eval|conf|cuda_ext|scripts|tests|reports)/[\w./-]*)`", text))
-    paths |= {p for p in re.findall(r"\]\(([^)#:]+)\)", text)}
+    paths |= set(re.findall(r"\]\(([^)#:]+)\)", text))
     assert len(paths) > 5
     missing = {p for p in paths if not (ROOT / p).exists()}
     assert not missing

@@ -82,14 +82,12 @@ def test_five_task_average(tmp_path):
         for n in tasks
     ]
     assert average.value == pytest.approx(np.mean([p.value for p in parts]), rel=1e-12)  # rel: order of summation
-    assert average.delta == pytest.approx(
-        -6 / 5 * sum(1 / (100 * (i + 2)) for i in range(5)), rel=1e-9
-    )  # rel: the same
+    expected = -6 / 5 * sum(1 / (100 * (i + 2)) for i in range(5))
+    assert average.delta == pytest.approx(expected, rel=1e-9)  # rel: order of summation
     expected = math.sqrt(sum(p.delta_stderr**2 for p in parts)) / 5
     assert average.delta_stderr == pytest.approx(expected, rel=1e-12)  # rel: order of summation
-    assert average.p_value == pytest.approx(
-        2 * scipy.stats.norm.sf(abs(average.delta / expected)), rel=1e-9
-    )  # rel: two codes
+    expected = 2 * scipy.stats.norm.sf(abs(average.delta / expected))
+    assert average.p_value == pytest.approx(expected, rel=1e-9)  # rel: two codes
     assert (average.lost, average.gained, average.samples) == (50, 20, 2000)
     assert len(table[table["eval"] == "five-task average"]) == 2
 

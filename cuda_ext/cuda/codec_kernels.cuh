@@ -47,18 +47,25 @@ encode_kernel(const typename D::Bits* x, int64_t stride, TileMap map, WireParams
 
   const Quantizer q = p.quantizer;
   uint32_t codes[kLoads][kPerLane];
+  bool all_codes = true;
 #pragma unroll
   for (int i = 0; i < kLoads; ++i) {
     const Meta m = S::meta(q, extremes[i]);
     const Scale s = S::encoder_scale(q, m);
     const bool empty = is_empty(extremes[i]);
+    if (!m.finite) count[i] = 0;
+    all_codes = all_codes && count[i] == kPerLane;
 #pragma unroll
-    for (int j = 0; j < kPerLane; ++j) {
-      const bool there = m.finite && (map.vectors ? count[i] != 0 : j < count[i]);
-      codes[i][j] = there ? S::code(q, s, value_of<D>(raw[i], j)) : 0u;
-    }
+    for (int j = 0; j < kPerLane; ++j) codes[i][j] = S::code(q, s, value_of<D>(raw[i], j));
     const int32_t e = kLoadElements * i + kPerLane * lane;
     if ((e & (p.group - 1)) == 0) store_meta<D, S>(block, p, e >> p.group_shift, m, empty);
+  }
+  // Missing elements and non-finite groups have code 0; most warps have neither.
+  if (__any_sync(kFullWarp, !all_codes)) {
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i)
+#pragma unroll
+      for (int j = 0; j < kPerLane; ++j) codes[i][j] = j < count[i] ? codes[i][j] : 0u;
   }
   store_codes(block, p, lane, codes);
 
@@ -71,29 +78,24 @@ encode_kernel(const typename D::Bits* x, int64_t stride, TileMap map, WireParams
   }
 }
 
-// wire -> out [T, H] fp32, contiguous; non-finite groups are added to *nonfinite. A lane takes 4 consecutive elements at
-// a time, so that each store of the warp is one run of 512 bytes.
-template <class D, class S>
-__global__ void __launch_bounds__(kThreads)
-decode_kernel(const uint8_t* wire, TileMap map, WireParams p, float* out, unsigned long long* nonfinite, int64_t tiles) {
-  using Bits = typename D::Bits;
-  const int64_t tile = warp_tile();
-  if (tile >= tiles) return;
+// A lane takes 4 consecutive elements at a time, so that each store of the warp is one run of 512 bytes.
+template <class D, class S, int Bits>
+FC_DEVICE void decode_tile(const uint8_t* block, const TileMap& map, const WireParams& p, int64_t tile, float* out,
+                           unsigned long long* nonfinite) {
+  using Value = typename D::Bits;
   const int32_t lane = static_cast<int32_t>(threadIdx.x % 32);
-  const uint8_t* block = wire + tile * p.block_bytes;
   const Quantizer q = p.quantizer;
-
 #pragma unroll
   for (int run = 0; run < 2 * kLoads; ++run) {
     const int32_t e = 128 * run + 4 * lane;
     const TileMap::Place at = map.place(tile, e, 4);
     uint32_t codes[4];
-    load_codes(block, p, static_cast<int32_t>(place_of(e)), codes);
+    load_codes<Bits>(block, p, static_cast<int32_t>(place_of(e)), codes);
     const int32_t k = e >> p.group_shift;
     Meta m{};
     if constexpr (S::kScaleCode) m.scale_code = block[p.scale + k];
-    else m.first = D::widen(reinterpret_cast<const Bits*>(block + p.meta[0])[k]);
-    if constexpr (S::kTwoMeta) m.second = D::widen(reinterpret_cast<const Bits*>(block + p.meta[1])[k]);
+    else m.first = D::widen(reinterpret_cast<const Value*>(block + p.meta[0])[k]);
+    if constexpr (S::kTwoMeta) m.second = D::widen(reinterpret_cast<const Value*>(block + p.meta[1])[k]);
     const bool finite = travelled_finite<S>(q, m);
     const Scale s = S::scale(q, m);
     float v[4];
@@ -108,6 +110,24 @@ decode_kernel(const uint8_t* wire, TileMap map, WireParams p, float* out, unsign
       for (int j = 0; j < 4; ++j)
         if (j < at.count) to[j] = v[j];
     }
+  }
+}
+
+// wire -> out [T, H] fp32, contiguous; non-finite groups are added to *nonfinite.
+template <class D, class S>
+__global__ void __launch_bounds__(kThreads)
+decode_kernel(const uint8_t* wire, TileMap map, WireParams p, float* out, unsigned long long* nonfinite, int64_t tiles) {
+  const int64_t tile = warp_tile();
+  if (tile >= tiles) return;
+  const uint8_t* block = wire + tile * p.block_bytes;
+  switch (p.bits) {  // the same for all lanes
+    case 2: return decode_tile<D, S, 2>(block, map, p, tile, out, nonfinite);
+    case 3: return decode_tile<D, S, 3>(block, map, p, tile, out, nonfinite);
+    case 4: return decode_tile<D, S, 4>(block, map, p, tile, out, nonfinite);
+    case 5: return decode_tile<D, S, 5>(block, map, p, tile, out, nonfinite);
+    case 6: return decode_tile<D, S, 6>(block, map, p, tile, out, nonfinite);
+    case 7: return decode_tile<D, S, 7>(block, map, p, tile, out, nonfinite);
+    case 8: return decode_tile<D, S, 8>(block, map, p, tile, out, nonfinite);
   }
 }
 

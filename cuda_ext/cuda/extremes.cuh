@@ -68,24 +68,22 @@ FC_DEVICE void order_extremes(const Raw<D> (&raw)[kLoads], const int32_t (&count
   for (int i = 0; i < kLoads; ++i) tie = tie || (x[i].lo == -x[i].hi && x[i].hi != 0.0f);
   if (!__any_sync(kFullWarp, tie)) return;
   const int32_t lane = static_cast<int32_t>(threadIdx.x % 32);
-  int32_t first_low[kLoads], first_high[kLoads];
+  int32_t first[kLoads];  // twice the first place of an extreme, plus 1 where that is the positive one
 #pragma unroll
   for (int i = 0; i < kLoads; ++i) {
-    first_low[i] = first_high[i] = kTile;
+    first[i] = 2 * kTile;
 #pragma unroll
     for (int j = kPerLane - 1; j >= 0; --j) {
       const float v = value_of<D>(raw[i], j);
-      const int32_t e = kLoadElements * i + kPerLane * lane + j;
-      if (j < count[i] && v == x[i].lo) first_low[i] = e;
-      if (j < count[i] && v == x[i].hi) first_high[i] = e;
+      const bool low = v == x[i].lo, high = v == x[i].hi;
+      if (j < count[i] && (low || high)) first[i] = 2 * (kLoadElements * i + kPerLane * lane + j) + (high ? 1 : 0);
     }
   }
-  const auto earlier = [](int32_t a, int32_t b) { return a < b ? a : b; };
-  const auto from_lane = [](int32_t v, int mask) { return __shfl_xor_sync(kFullWarp, v, mask); };
-  merge_groups(first_low, group, earlier, from_lane);
-  merge_groups(first_high, group, earlier, from_lane);
+  merge_groups(
+      first, group, [](int32_t a, int32_t b) { return a < b ? a : b; },
+      [](int32_t v, int mask) { return __shfl_xor_sync(kFullWarp, v, mask); });
 #pragma unroll
-  for (int i = 0; i < kLoads; ++i) x[i].low_first = first_low[i] < first_high[i];
+  for (int i = 0; i < kLoads; ++i) x[i].low_first = (first[i] & 1) == 0;
 }
 
 // Extremes of the group that each load's 8 elements belong to. A group without elements has lo = +Inf > hi = -Inf.

@@ -42,7 +42,7 @@ FC_DEVICE uint32_t pack_load(const uint32_t* c) {
 #pragma unroll
   for (int j = kPerLane - 1; j >= 0; --j) {
     const uint32_t part = Only ? c[j] : (c[j] >> Shift) & mask;
-    word = (word << K) | part;
+    word = (word << K) + part;  // one multiply-add or shift-add
   }
   return word;
 }
@@ -106,18 +106,6 @@ FC_DEVICE void load_codes(const uint8_t* block, const WireParams& p, int32_t pla
   for (int j = 0; j < 4; ++j) {
     if constexpr (Bits == 8) c[j] = (w8 >> (8 * j)) & 255u;
     else c[j] = ((w4 >> (4 * j)) & 15u) | ((w2 >> (2 * j)) & 3u) << shift2 | ((w1 >> j) & 1u) << shift1;
-  }
-}
-
-FC_DEVICE void load_codes(const uint8_t* block, const WireParams& p, int32_t place, uint32_t (&c)[4]) {
-  switch (p.bits) {
-    case 2: return load_codes<2>(block, p, place, c);
-    case 3: return load_codes<3>(block, p, place, c);
-    case 4: return load_codes<4>(block, p, place, c);
-    case 5: return load_codes<5>(block, p, place, c);
-    case 6: return load_codes<6>(block, p, place, c);
-    case 7: return load_codes<7>(block, p, place, c);
-    case 8: return load_codes<8>(block, p, place, c);
   }
 }
 

@@ -34,7 +34,7 @@ class NativeCodec:
 
     def __init__(self, isa: str = "") -> None:
         self.isa = isa
-        extension(self.name)
+        self._module = extension(self.name)
 
     def _uncovered(self, fmt: WireFormat) -> str | None:
         """The reason that only this kind of codec has."""
@@ -119,7 +119,7 @@ class NativeCodec:
         return values, nonfinite[: FUSED_ALGORITHMS[comm.algorithm]]
 
     def _ints(self, fmt: WireFormat) -> tuple[int, ...]:
-        return format_ints(fmt, self.name)
+        return format_ints(fmt, self._module)
 
     def _checked(self, x_TH: torch.Tensor, fmt: WireFormat) -> torch.Tensor:
         if x_TH.dim() != 2 or x_TH.shape[1] < 1:

@@ -14,7 +14,7 @@ import torch
 
 from fc_eval.codec.base import DTYPE_NAMES
 from fc_eval.codec.select import CodecUnavailable
-from fc_eval.wire.format import WireFormat
+from fc_eval.wire.format import MINIFLOATS, Minifloat, WireFormat
 
 EXTENSIONS = {"cpu": "fc_eval._native", "cuda": "fc_eval._native_cuda"}
 # Written by the build (cuda_ext/CMakeLists.txt): "cpu: reason" and "cuda: reason", empty where it was built.
@@ -72,10 +72,9 @@ def view_of(tensor: torch.Tensor, module: ModuleType) -> View:
     return tensor.data_ptr(), module.DTYPES[name], device, tuple(tensor.shape), tensor.stride(), behind
 
 
-@functools.lru_cache(maxsize=256)
-def format_ints(fmt: WireFormat, part: str) -> FormatInts:
+def format_ints(fmt: WireFormat, module: ModuleType) -> FormatInts:
     """A format as the integers of `FORMAT_FIELDS`, whose meaning the extension itself declares."""
-    module, small = extension(part), fmt.minifloat
+    small = fmt.minifloat
     fields = {
         "kind": module.KINDS[fmt.kind],
         "bits": fmt.bits,
@@ -84,7 +83,7 @@ def format_ints(fmt: WireFormat, part: str) -> FormatInts:
         "exponent": small.exponent if small else 0,
         "mantissa": small.mantissa if small else 0,
         "bias": small.bias if small else 0,
-        "max_code": _largest_code(fmt),
+        "max_code": _LARGEST_CODES[fmt.element] if fmt.element else 0,
         "emax": small.emax if small and fmt.kind == "mx" else 0,
         "scale_bits": fmt.scale_bits,
         "spikes": int(fmt.spikes),
@@ -92,13 +91,13 @@ def format_ints(fmt: WireFormat, part: str) -> FormatInts:
     return tuple(fields[name] for name in module.FORMAT_FIELDS)
 
 
-def _largest_code(fmt: WireFormat) -> int:
+def _largest_code(small: Minifloat) -> int:
     """Code of the largest finite value: 2^e (1 + m / 2^M) has exponent field e + bias and mantissa m."""
-    small = fmt.minifloat
-    if small is None:
-        return 0
     half, exponent = math.frexp(small.largest)  # largest = half * 2^exponent, half in [1/2, 1)
     return ((exponent - 1 + small.bias) << small.mantissa) + int((2 * half - 1) * (1 << small.mantissa))
+
+
+_LARGEST_CODES = {name: _largest_code(small) for name, small in MINIFLOATS.items()}
 
 
 def row_contiguous(x: torch.Tensor) -> torch.Tensor:

@@ -106,7 +106,7 @@ def _dtype_name(dtype: torch.dtype) -> str:
 
 
 def _fp32_copy(x_TH: torch.Tensor) -> torch.Tensor:
-    return x_TH.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+    return x_TH.detach().to(torch.float32, copy=True, memory_format=torch.contiguous_format)
 
 
 def _analyse(parts: Parts, fmt: WireFormat) -> tuple[Metadata, Scale]:

@@ -61,6 +61,10 @@ def _why_not(name: str, fmts: Iterable[WireFormat], dtype: torch.dtype, device: 
     return next((reason for reason in reasons if reason is not None), codec)
 
 
+def _flushes_subnormals() -> bool:
+    return bool(torch.tensor(1e-40, dtype=torch.float32) * 0.5 == 0)
+
+
 def get_codec(
     name: str, fmts: Iterable[WireFormat], dtype: torch.dtype, device: torch.device | str
 ) -> tuple[Codec, str]:
@@ -76,11 +80,16 @@ def get_codec(
         The codec and a note for the record: which one it is, and why better ones were passed over.
 
     Raises:
-        FcEvalError: an unknown name, a codec that is missing or does not cover a format, or none that does.
+        FcEvalError: an unknown name, a codec that is missing or does not cover a format, or none that does; or this
+            thread flushes subnormals to zero.
     """
     if name != "auto" and name not in LOADERS:
         raise unknown("codec", name, ["auto", *LOADERS])
     fmts, device = tuple(fmts), torch.device(device)
+    if device.type == "cpu" and _flushes_subnormals():
+        raise FcEvalError(
+            "the processor flushes subnormal numbers to zero, which WIRE.md keeps: call torch.set_flush_denormal(False)"
+        )
     passed_over: list[str] = []
     for candidate in LOADERS if name == "auto" else [name]:
         found = _why_not(candidate, fmts, dtype, device)

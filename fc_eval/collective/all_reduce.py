@@ -38,6 +38,8 @@ CPU_PORTION_ELEMENTS = 2**18
 def all_reduce(partials_WTH: torch.Tensor, comm: Comm, codec: Codec) -> Reduced:
     """Reduces the partial sums of W ranks as `comm` says, bit for bit as W real ranks would (WIRE.md, "Reduce").
 
+    No gradient flows back.
+
     Args:
         partials_WTH: [W, T, H] in bf16, fp16 or fp32, rank r's partial sum at index r; any strides, any device.
         comm: algorithm and formats. At W = 1 all of them are the identity.
@@ -52,6 +54,7 @@ def all_reduce(partials_WTH: torch.Tensor, comm: Comm, codec: Codec) -> Reduced:
         )
     if partials_WTH.dtype not in DTYPE_NAMES:
         raise FcEvalError(f"partial sums in {partials_WTH.dtype} cannot be reduced: expected bf16, fp16 or fp32")
+    partials_WTH = partials_WTH.detach()
     world_size, tokens, hidden = partials_WTH.shape
     traffic = traffic_of(comm, world_size, tokens, hidden, DTYPE_NAMES[partials_WTH.dtype])
     if world_size == 1:

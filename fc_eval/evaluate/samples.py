@@ -54,31 +54,36 @@ def sample_row(sample: Mapping[str, Any], task: str) -> dict[str, Any]:
     return row
 
 
-def summarize(aggregated: Mapping[str, Any], rows: list[dict[str, Any]]) -> dict[str, float | int]:
+def summarize(
+    aggregated: Mapping[str, Any], rows: list[dict[str, Any]], group: str | None = None
+) -> dict[str, float | int]:
     """Metrics of a task or group by plain name, with the standard error of those that are a mean over documents.
 
     Args:
         aggregated: lm-eval's own numbers, keyed 'metric,filter'.
         rows: all rows of the task or of the group's tasks.
+        group: name of the group, None for a task. Groups that weigh their tasks equally have a number that is not the
+            mean over documents; it is called 'group/metric' so that nobody takes it for one.
     """
     metrics: dict[str, float | int] = {}
     for key, value in aggregated.items():
         metric, comma, filter_name = key.rpartition(",")
-        if (
-            not comma
-            or metric.endswith("_stderr")
-            or isinstance(value, bool)
-            or not isinstance(value, int | float | np.number)
-        ):
+        number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+        if not comma or not number or metric.endswith("_stderr"):
             continue
-        metrics[metric_name(metric, filter_name)] = plain(value)
+        value, name = plain(value), metric_name(metric, filter_name)
         values = [row[metric] for row in rows if row["filter"] == filter_name and metric in row]
-        if len(values) < 2 or not all(isinstance(item, int | float) for item in values):
+        if not values or not all(isinstance(item, int | float) for item in values):
+            metrics[name] = value
             continue
         mean = statistics.fmean(values)
         # Other aggregations (perplexity, corpus scores) have per-document values too, but are not their mean; sums in
         # another order differ in the last bits.
-        if math.isclose(mean, value, rel_tol=1e-9, abs_tol=1e-12):
+        if not math.isclose(mean, value, rel_tol=1e-9, abs_tol=1e-12):
+            metrics[name if group is None else f"{group}/{name}"] = value
+            continue
+        metrics[name] = value
+        if len(values) > 1:
             error = statistics.stdev(values, mean) / math.sqrt(len(values))
             metrics[metric_name(f"{metric}_stderr", filter_name)] = error
     return metrics

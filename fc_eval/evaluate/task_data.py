@@ -29,6 +29,8 @@ def mirrored_download(
 
     def download(self: Any, dataset_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         config, dataset_id = self.config, self.DATASET_PATH
+        if callable(config.process_docs):
+            config.process_docs = _once(config.process_docs)
         folder = dataset_folder(dataset_id, data_root) if dataset_id and "/" in dataset_id else None
         if folder is None or data_root is None or callable(config.custom_dataset):
             from_hub(str(dataset_id), lambda: original(self, dataset_kwargs, **kwargs))
@@ -54,3 +56,15 @@ def mirrored_download(
         self.dataset = datasets.DatasetDict(splits)
 
     return download
+
+
+def _once(process: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A task's `process_docs` that keeps its results: lm-eval calls it for each look at a split, seconds each time."""
+    done: dict[int, tuple[Any, Any]] = {}
+
+    def processed(dataset: Any) -> Any:
+        if id(dataset) not in done:
+            done[id(dataset)] = dataset, process(dataset)  # the data set is kept, so that its id stays its own
+        return done[id(dataset)][1]
+
+    return processed

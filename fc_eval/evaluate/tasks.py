@@ -167,11 +167,13 @@ def _load(task: str, data_root: Path | None, num_fewshot: int) -> tuple[dict[str
             loaded = manager.load([target])
     except ImportError as error:
         raise FcEvalError(f"task {task!r} needs a package that is not installed: {error}") from None
-    except (KeyError, jinja2.UndefinedError) as error:
-        if not mirrored:
+    except (LookupError, ValueError, TypeError, AttributeError, jinja2.UndefinedError) as error:
+        if isinstance(error, FcEvalError) or not mirrored:
             raise
+        # Columns are first touched by the task's own templates, which fail in many ways.
         raise FcEvalError(
-            f"task {task!r} misses a column in {mirrored[-1]} ({error}): expected lm-eval's data set"
+            f"task {task!r} cannot use the data in {mirrored[-1]} ({type(error).__name__}: {error}): "
+            "expected at least one row, and the columns of the data set that lm-eval's definition names"
         ) from None
     return loaded["tasks"], loaded.get("groups") or {}
 
@@ -262,13 +264,15 @@ def run_task(
         }
         results = lm_eval_evaluate(lm=lm, task_dict=loaded, limit=spec.limit, bootstrap_iters=0, log_samples=True)
     rows = [sample_row(sample, name) for name, samples in results["samples"].items() for sample in samples]
-    top = [name for name in groups if spec.task == name] or list(tasks)
     metrics: dict[str, float | int] = {}
-    for name in top:
-        own = summarize(
-            results["results"][name], rows if name in groups else [row for row in rows if row["task"] == name]
-        )
-        metrics |= own if len(top) == 1 else {f"{name}/{metric}": value for metric, value in own.items()}
+    if spec.task in groups:
+        metrics = summarize(results["results"][spec.task], rows, group=spec.task)
+    elif len(tasks) == 1:
+        metrics = summarize(results["results"][next(iter(tasks))], rows)
+    else:  # a tag is several tasks without a number of their own
+        for name in tasks:
+            own = summarize(results["results"][name], [row for row in rows if row["task"] == name])
+            metrics |= {f"{name}/{metric}": value for metric, value in own.items()}
     counts = results["n-samples"]
     protocol = {
         "task": spec.task,

@@ -93,7 +93,7 @@ def _load_tokenizer(config: ModelConfig, folder: Path) -> PreTrainedTokenizerBas
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=config.trust_remote_code)
     except Exception as error:  # the tokenizers library raises this one, and nothing narrower
-        raise _not_loadable("tokenizer", folder, error) from error
+        raise _not_loadable("tokenizer", config, folder, error) from error
     if config.add_bos_token and tokenizer.bos_token_id is None:
         raise FcEvalError(f"the tokenizer of {config.name} has no BOS token: set model.add_bos_token=false")
     return tokenizer
@@ -117,7 +117,7 @@ def _load_weights(config: ModelConfig, folder: Path, device: str) -> PreTrainedM
             "or spread it with model.device_map=auto"
         ) from None
     except Exception as error:  # configuration, weights and the model's own code have no common error type
-        raise _not_loadable("model", folder, error) from error
+        raise _not_loadable("model", config, folder, error) from error
     lacking = sorted(info["missing_keys"])
     if lacking:  # transformers fills them with random numbers and only warns
         raise FcEvalError(
@@ -127,10 +127,10 @@ def _load_weights(config: ModelConfig, folder: Path, device: str) -> PreTrainedM
     return model.requires_grad_(False).eval()
 
 
-def _not_loadable(what: str, folder: Path, error: Exception) -> FcEvalError:
+def _not_loadable(what: str, config: ModelConfig, folder: Path, error: Exception) -> FcEvalError:
     text = (str(error).strip() or type(error).__name__).splitlines()[0]
     if "trust_remote_code" in str(error):
         text = "it brings its own code; if you trust it, set model.trust_remote_code=true"
-    elif "attention implementation" in str(error):
-        text = "its attention has no such implementation; set model.attn_implementation=eager"
+    elif any(word in str(error) for word in ("attention implementation", "attn_implementation", "FlashAttention")):
+        text = f"there is no {config.attn_implementation!r} attention for it here; set model.attn_implementation=eager"
     return FcEvalError(f"the {what} in {folder} cannot be loaded: {text}")

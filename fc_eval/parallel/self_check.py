@@ -46,9 +46,9 @@ def self_check(model: nn.Module, tp: int, codec: str = "auto") -> SelfCheck:
     Raises:
         FcEvalError: they differ by more than rounding can explain, or the unsplit model gives NaN.
     """
-    embedding = model.get_input_embeddings().weight  # type: ignore[operator,union-attr]
+    embedding = model.get_input_embeddings().weight  # type: ignore[operator]
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(embedding.shape[0], (1, CHECK_TOKENS), generator=generator).to(embedding.device)  # type: ignore[union-attr]
+    ids = torch.randint(embedding.shape[0], (1, CHECK_TOKENS), generator=generator).to(embedding.device)
     with torch.inference_mode():
         unsplit = model(input_ids=ids, use_cache=False).logits.float()
         with communicate(model, BASELINE, tp, codec) as attachment:

@@ -43,7 +43,7 @@ class CommStats:
         effective_bits: bits per value, metadata and padding included: each site's mean over its stages, weighted by
             elements (for one comm everywhere: the mean over stages of 8 * encoded bytes / elements).
         wire_bytes_per_rank: bytes that the busiest rank sent to others.
-        codec: name of the codec that encoded; several are joined by '+', '' where nothing was called.
+        codec: name of the codec that encoded; several are joined by '+', '' where nothing is encoded.
         notes: what codecs had to say about their choice.
     """
 

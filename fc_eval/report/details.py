@@ -17,6 +17,7 @@ from fc_eval.results.text import (
     p_text,
     sampling_error,
     value_text,
+    value_with_error,
 )
 
 Entry = Callable[[Delta], Cell]
@@ -34,20 +35,50 @@ _COLUMNS: tuple[tuple[str, Entry, bool], ...] = (
 )
 
 
+_DIVERGENCE = (
+    ("kl_mean", "mean KL, nats"),
+    ("kl_p95", "KL, 95th percentile"),
+    ("kl_max", "KL, largest"),
+    ("same_top1", "same top-1, %"),
+)
+
+
 def detail_tables(group: Group) -> list[tuple[str, Table]]:
-    """Titles ('wikitext2, perplexity, 16 windows') and tables, with the group's comms as rows."""
+    """Titles ('wikitext2: perplexity, 16 windows') and tables, with the group's comms as rows."""
     found: dict[tuple[str, str], list[tuple[Paired, str, Delta]]] = {}
     for pair, label in zip(group.pairs, group.labels, strict=True):
         for d in [*pair.deltas, *five_task_averages(pair.deltas)]:
-            found.setdefault((d.eval, d.metric), []).append((pair, label, d))
+            kind = "divergence from the baseline" if d.metric in dict(_DIVERGENCE) else d.metric
+            found.setdefault((d.eval, kind), []).append((pair, label, d))
     order = {name: place for place, name in enumerate(group.evals)}
-    keys = sorted(found, key=lambda key: order.get(key[0], len(order)))
-    return [(_title(group, found[key][0][2]), _table(found[key])) for key in keys]
+    tables = []
+    for name, kind in sorted(found, key=lambda key: order.get(key[0], len(order))):
+        entries = found[name, kind]
+        divergence = entries[0][2].metric in dict(_DIVERGENCE)
+        title = _title(group, entries[0][2], kind)
+        tables.append((title, _divergence_table(entries) if divergence else _table(entries)))
+    return tables
 
 
-def _title(group: Group, d: Delta) -> str:
+def _divergence_table(entries: list[tuple[Paired, str, Delta]]) -> Table:
+    """KL and top-1 agreement side by side: each is a difference from the baseline already."""
+    columns = (Column("comm", words=True), Column("bits"), *(Column(title) for _, title in _DIVERGENCE))
+    rows = []
+    for label in dict.fromkeys(label for _, label, _ in entries):
+        pair = next(pair for pair, other, _ in entries if other == label)
+        own = {d.metric: Cell(_value_text(d), d.value) for _, other, d in entries if other == label}
+        cells = [own.get(metric, Cell("")) for metric, _ in _DIVERGENCE]
+        rows.append((*wire_cells(pair, label)[:2], *cells))
+    return Table(columns, tuple(rows))
+
+
+def _value_text(d: Delta) -> str:
+    return value_with_error(d) if d.value_stderr == d.value_stderr else value_text(d.value, d.metric)
+
+
+def _title(group: Group, d: Delta, kind: str) -> str:
     unit = "windows" if d.eval in group.perplexities() else "questions"
-    return f"{d.label}: {d.metric}, {d.samples:,} {unit}" + (" (partial)" if d.partial else "")
+    return f"{d.label}: {kind}, {d.samples:,} {unit}" + (" (partial)" if d.partial else "")
 
 
 def _table(entries: list[tuple[Paired, str, Delta]]) -> Table:

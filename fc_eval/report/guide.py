@@ -48,7 +48,8 @@ def guide(groups: Sequence[Group]) -> tuple[tuple[str, str], ...]:
                 "accuracy",
                 "In percent, deltas in points. lost/gained: questions that only the baseline, or only the run, got "
                 "right. p: McNemar's test on these, exact below 25 of them and otherwise chi-square with continuity "
-                "correction. The interval is a paired bootstrap. Recovery: the run's accuracy / the baseline's.",
+                "correction. The interval is a paired bootstrap. Recovery: the run's accuracy / the baseline's. An "
+                "error of 0 says that not one of these questions changed sides, not that none can.",
             )
         )
     if "kl_mean" in metrics:

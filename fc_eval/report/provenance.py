@@ -1,11 +1,13 @@
 """Where the numbers of a report come from: environments, protocols, and each run with the command that repeats it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fc_eval.report.tables import Table, words
-from fc_eval.results.record import RunRecord
+from fc_eval.results.record import EVAL_ORDER, RunRecord
 
+# Evaluations that are asked for by name; any other task goes through eval.tasks.
+PRESETS = (*EVAL_ORDER, "everyday", "wikitext_words")
 # Shown apart from the package versions.
 _MACHINE = ("device", "device_name", "platform", "threads")
 
@@ -16,7 +18,7 @@ def environments_table(records: Iterable[RunRecord]) -> Table:
     for record in records:
         machine = ", ".join(str(record.env[key]) for key in _MACHINE[:3] if record.env.get(key))
         if record.env.get("threads"):
-            machine += f", {record.env['threads']} threads"
+            machine += f", threads {record.env['threads']}"
         packages = ", ".join(f"{key} {record.env[key]}" for key in sorted(record.env) if key not in _MACHINE)
         counts[machine, packages] = counts.get((machine, packages), 0) + 1
     rows = [[str(count), machine, packages] for (machine, packages), count in sorted(counts.items())]
@@ -47,7 +49,10 @@ def runs_table(records: Iterable[RunRecord]) -> Table:
 
 
 def rerun_command(record: RunRecord) -> str:
-    """The command line that asks for this run, without what is local to a machine (data.root, model.path, out)."""
+    """The command line that asks for this run, without what is local to a machine (data.root, model.path, out).
+
+    `config.yaml` in the run's folder holds every setting; this names those that differ between runs.
+    """
     arm = record.arm
     settings = record.config.get("config", record.config)
     parts = [
@@ -58,16 +63,28 @@ def rerun_command(record: RunRecord) -> str:
     ]
     parts += [] if arm.policy == "uniform" else [f"policy={arm.policy}"]
     parts += [f"tp={arm.tp}", f"exec={arm.exec}", f"device={record.device_type}"]
-    specs = (settings.get("eval") or {}).get("specs") or [{"name": name} for name in record.evals]
-    parts.append(f"eval=[{','.join(str(spec.get('name')) for spec in specs)}]")
-    limits = {spec.get("limit") for spec in specs}
-    if len(limits) == 1 and None not in limits:
-        parts.append(f"eval.limit={limits.pop()}")
+    parts += [f"{key}={settings[key]}" for key in ("seed", "threads") if settings.get(key)]
+    parts += _evals((settings.get("eval") or {}).get("specs") or [{"name": name} for name in record.evals])
     batch, windows = record.batch_size
     parts += [f"eval.{key}={value}" for key, value in (("batch_size", batch), ("window_batch", windows)) if value]
     if any("kl_mean" in numbers for numbers in record.results.values()):
         parts.append("eval.divergence=true")
     return " ".join(parts)
+
+
+def _evals(specs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Presets, other lm-eval tasks, the limit where all share one, and what differs from a preset's defaults."""
+    presets = [str(spec["name"]) for spec in specs if spec["name"] in PRESETS]
+    others = [str(spec.get("task") or spec["name"]) for spec in specs if spec["name"] not in PRESETS]
+    parts = [f"eval=[{','.join(presets)}]"] + ([f"eval.tasks=[{','.join(others)}]"] if others else [])
+    limits = {spec.get("limit") for spec in specs}
+    if len(limits) == 1 and None not in limits:
+        parts.append(f"eval.limit={limits.pop()}")
+    for spec in specs:
+        for key, default in (("window_tokens", 2048), ("num_fewshot", 0)):
+            if spec["name"] in PRESETS and spec.get(key, default) != default:
+                parts.append(f"eval.runs.{spec['name']}.{key}={spec[key]}")
+    return parts
 
 
 def _comm(comm: Mapping[str, Any], name: str) -> list[str]:

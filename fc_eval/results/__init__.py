@@ -1,1 +1,1 @@
-"""Run records: written atomically, read with suspicion, compared in pairs. Import from the modules; no tensor library."""
+"""Run records: written atomically, read with suspicion, compared in pairs. Import from the modules."""

@@ -50,12 +50,12 @@ def file_sha256(path: Path) -> str:
     return digest
 
 
-def files_digest(files: Iterable[Path]) -> dict[str, str]:
-    """Digest of each file by name; folders are not allowed."""
-    return {path.name if path.parent.name == "" else f"{path.parent.name}/{path.name}": file_sha256(path) for path in files}
+def files_digest(files: Iterable[Path]) -> list[str]:
+    """Digest of each file in the order given: contents count, names and places do not."""
+    return [file_sha256(path) for path in files]
 
 
-def fingerprint(config: Mapping[str, Any], files: Mapping[str, str]) -> str:
+def fingerprint(config: Mapping[str, Any], files: Mapping[str, list[str]]) -> str:
     """SHA-256 over the configuration, the digests of model and data files, and the versions of what computes."""
     content = {
         "config": config,

@@ -17,6 +17,7 @@ from fc_eval.errors import FcEvalError
 from fc_eval.results.samples import AGAIN, Samples, Windows, read_samples, read_windows
 from fc_eval.results.state import Problem, is_run, read_schema, unfinished
 
+# Perplexity texts and tasks in the order of the papers' tables.
 EVAL_ORDER = ("wikitext2", "c4", "c4_new", "text", "piqa", "arc_easy", "arc_challenge", "hellaswag", "winogrande")
 
 

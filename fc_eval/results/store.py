@@ -122,7 +122,7 @@ class RunFolder:
         """Keeps one finished evaluation: its arrays or rows first, its summary last, which marks it as complete."""
         if arrays is not None:
             with tempfile.SpooledTemporaryFile(max_size=1 << 26) as buffer:
-                np.savez_compressed(buffer, **arrays)
+                np.savez_compressed(buffer, allow_pickle=False, **arrays)
                 buffer.seek(0)
                 write_atomic(self.path / f"windows_{name}.npz", buffer.read())
         if rows is not None:

@@ -1,4 +1,4 @@
-// Launchers of encode and decode.
+// The launcher of encode, and what is covered.
 #include "cuda/launch.cuh"
 
 namespace fc::cuda {
@@ -29,22 +29,6 @@ const char* encode(const Format& f, const Matrix& x, uint8_t* wire, const Where&
     return with_scheme<D>(scheme_index(f), [&](auto, auto s) {
       return launch(encode_kernel<D, decltype(s)>, l.blocks, where, static_cast<const typename D::Bits*>(x.data),
                     x.stride, map, params, wire, l.blocks);
-    });
-  });
-}
-
-const char* decode(const Format& f, const uint8_t* wire, DType dtype, int64_t tokens, int64_t hidden, float* out,
-                   unsigned long long* nonfinite, const Where& where) {
-  if (const char* why = why_not(f)) return why;
-  if (const char* why = why_too_large(tokens, hidden, f.group)) return why;
-  const Layout l = make_layout(f, tokens, hidden, dtype_bytes(dtype));
-  if (l.blocks == 0) return nullptr;
-  const TileMap map = TileMap::make(tokens, hidden, f.group, aligned16(out));
-  const WireParams params = WireParams::make(f, l);
-  return with_dtype(dtype, [&](auto d) {
-    using D = decltype(d);
-    return with_scheme<D>(scheme_index(f), [&](auto, auto s) {
-      return launch(decode_kernel<D, decltype(s)>, l.blocks, where, wire, map, params, out, nonfinite, l.blocks);
     });
   });
 }
