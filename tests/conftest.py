@@ -14,6 +14,33 @@ ROOT = Path(__file__).parents[1]
 TINY_SHAPE = Shape(layers=2, hidden=192, intermediate=384, heads=8, kv_heads=4)
 
 
+def local_config(path: Path, **changes) -> ModelConfig:
+    """A model on disk, in fp32 unless told otherwise."""
+    return ModelConfig.from_mapping({"name": "mine", "path": path, "dtype": "fp32"} | changes)
+
+
+def attach(model, comm="int4", tp=2):
+    """The model with its row-parallel layers communicating, through the reference codec."""
+    from fc_eval.parallel.emulate import communicate
+
+    return communicate(model, comm, tp, codec="reference")
+
+
+def logits(model, ids):
+    """[B, T, V] of one forward pass, as evaluations run it."""
+    import torch
+
+    with torch.inference_mode():
+        return model(input_ids=ids, use_cache=False).logits
+
+
+def random_values(seed: int, *shape: int, dtype="float32"):
+    """Normally distributed values that depend on the seed alone."""
+    import torch
+
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(getattr(torch, dtype))
+
+
 def model_config(name: str) -> ModelConfig:
     """A model of `conf/model`, as its file says."""
     return ModelConfig.from_mapping(yaml.safe_load((ROOT / "conf" / "model" / f"{name}.yaml").read_text()))
@@ -79,6 +106,13 @@ def token_ids():
     import torch
 
     return torch.randint(2, 258, (2, 24), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def own_cache(monkeypatch, tmp_path):
+    """An empty cache folder."""
+    monkeypatch.setenv("FC_EVAL_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
 
 
 @pytest.fixture

@@ -1,39 +1,27 @@
-"""Where models come from: configurations, random models, folders, GGUF files, the Hub; one sentence per mistake."""
+"""Where models come from: configurations, random models, checkpoint folders; one sentence per mistake."""
 
-import errno
 import json
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
-import gguf as gguf_package
 import pytest
 import torch
-from conftest import ROOT, TINY_SHAPE, model_config
+from conftest import ROOT, TINY_SHAPE, local_config, model_config
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from fc_eval.errors import FcEvalError
-from fc_eval.models import gguf, hub
 from fc_eval.models.config import ModelConfig, Shape, model_files
 from fc_eval.models.load import load_model
 from fc_eval.models.tiny import byte_tokenizer, tiny_model
 from fc_eval.parallel.sites import find_sites
 
 PRESETS = sorted((ROOT / "conf" / "model").glob("*.yaml"))
+BYTES = byte_tokenizer()
 TINY = {"name": "tiny", "tiny": {"family": "llama"}, "shape": vars(TINY_SHAPE)}
-
-
-def local(path: Path, **changes) -> ModelConfig:
-    return ModelConfig.from_mapping({"name": "mine", "path": path, "dtype": "fp32"} | changes)
-
-
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch, tmp_path, request):
-    if request.node.get_closest_marker("model") is None:
-        monkeypatch.setenv("FC_EVAL_CACHE", str(tmp_path / "cache"))
 
 
 # Configuration
@@ -95,10 +83,10 @@ def test_a_configuration_needs_no_tensor_library():
 def test_files_that_decide_what_a_folder_is(checkpoint):
     (checkpoint / "notes.md").write_text("no part of the model")
     (checkpoint / "modeling.py").write_text("")
-    names = {file.name for file in model_files(local(checkpoint))}
+    names = {file.name for file in model_files(local_config(checkpoint))}
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= names
     assert not names & {"notes.md", "modeling.py"}
-    assert "modeling.py" in {file.name for file in model_files(local(checkpoint, trust_remote_code=True))}
+    assert "modeling.py" in {file.name for file in model_files(local_config(checkpoint, trust_remote_code=True))}
 
 
 # Random models
@@ -147,14 +135,11 @@ def test_the_byte_tokenizer_has_one_token_per_byte(text):
     assert BYTES.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False) == text
 
 
-BYTES = byte_tokenizer()
-
-
 # Folders
 
 
 def test_a_folder(checkpoint, tiny, token_ids):
-    loaded = load_model(local(checkpoint))
+    loaded = load_model(local_config(checkpoint))
     assert torch.equal(loaded.model(token_ids).logits, tiny(token_ids).logits)
     assert not any(p.requires_grad for p in loaded.model.parameters())
     assert not loaded.model.training
@@ -164,7 +149,7 @@ def test_a_folder(checkpoint, tiny, token_ids):
 
 
 def test_the_dtype_is_the_one_that_was_asked_for(checkpoint, tiny_bf16):
-    loaded = load_model(local(checkpoint, dtype="bf16", attn_implementation="eager"))
+    loaded = load_model(local_config(checkpoint, dtype="bf16", attn_implementation="eager"))
     assert loaded.model.dtype == torch.bfloat16
     assert loaded.model.config._attn_implementation == "eager"
     expected = dict(tiny_bf16.named_parameters())
@@ -174,12 +159,12 @@ def test_the_dtype_is_the_one_that_was_asked_for(checkpoint, tiny_bf16):
 def test_a_sharded_folder(tmp_path, tiny, token_ids):
     tiny.save_pretrained(tmp_path, max_shard_size="1MB")
     byte_tokenizer().save_pretrained(tmp_path)
-    loaded = load_model(local(tmp_path))
+    loaded = load_model(local_config(tmp_path))
     assert len(loaded.source_files) > 1
     assert torch.equal(loaded.model(token_ids).logits, tiny(token_ids).logits)
     loaded.source_files[1].unlink()
     with pytest.raises(FcEvalError, match=rf"lacks 1 of the {len(loaded.source_files)} weight files .*model-00002"):
-        load_model(local(tmp_path))
+        load_model(local_config(tmp_path))
 
 
 def rewrite(file: Path, change) -> None:
@@ -236,7 +221,7 @@ def test_a_damaged_folder_is_one_sentence(checkpoint, case):
     damage, message = DAMAGE[case]
     damage(checkpoint)
     with pytest.raises(FcEvalError, match=message) as caught:
-        load_model(local(checkpoint))
+        load_model(local_config(checkpoint))
     assert "\n" not in str(caught.value)
 
 
@@ -246,13 +231,13 @@ def test_remote_code_runs_only_when_it_is_asked_for(checkpoint, tmp_path):
     (checkpoint / "config.json").write_text(json.dumps(config))
     (checkpoint / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     with pytest.raises(FcEvalError, match=r"brings its own code; if you trust it, set model\.trust_remote_code=true"):
-        load_model(local(checkpoint))
+        load_model(local_config(checkpoint))
     assert not (tmp_path / "ran").exists()
 
 
 def test_an_attention_that_is_not_there(checkpoint):
     with pytest.raises(FcEvalError, match=r"no 'fast' attention for it here; set model\.attn_implementation=eager"):
-        load_model(local(checkpoint, attn_implementation="fast"))
+        load_model(local_config(checkpoint, attn_implementation="fast"))
 
 
 def test_bos_without_a_bos_token(checkpoint):
@@ -261,121 +246,23 @@ def test_bos_without_a_bos_token(checkpoint):
             tree = json.loads((checkpoint / name).read_text())
             tree.pop("bos_token", None)
             (checkpoint / name).write_text(json.dumps(tree))
-    assert load_model(local(checkpoint)).tokenizer.bos_token_id is None
+    assert load_model(local_config(checkpoint)).tokenizer.bos_token_id is None
     with pytest.raises(FcEvalError, match=r"has no BOS token: set model\.add_bos_token=false"):
-        load_model(local(checkpoint, add_bos_token=True))
+        load_model(local_config(checkpoint, add_bos_token=True))
 
 
 def test_paths_that_are_nothing(tmp_path):
     with pytest.raises(FcEvalError, match=r"nowhere does not exist: expected a folder .* or a \.gguf file"):
-        load_model(local(tmp_path / "nowhere"))
+        load_model(local_config(tmp_path / "nowhere"))
     (tmp_path / "weights.bin").write_text("")
     with pytest.raises(FcEvalError, match="is a file of another kind"):
-        load_model(local(tmp_path / "weights.bin"))
+        load_model(local_config(tmp_path / "weights.bin"))
 
 
 def test_a_gpu_that_is_not_there(checkpoint, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(FcEvalError, match="torch sees no CUDA device here; use device=cpu"):
-        load_model(local(checkpoint), "cuda")
-
-
-# GGUF files
-
-
-@pytest.fixture
-def gguf_file(tmp_path, tiny):
-    """The tiny LLaMA as a GGUF file with 8-bit weights in its row-parallel layers, and its tokenizer."""
-    path = tmp_path / "tiny.gguf"
-    shape, tokens = TINY_SHAPE, list(BYTES.get_vocab())
-    writer = gguf_package.GGUFWriter(path, "llama")
-    writer.add_context_length(64)
-    writer.add_embedding_length(shape.hidden)
-    writer.add_block_count(shape.layers)
-    writer.add_feed_forward_length(shape.intermediate)
-    writer.add_head_count(shape.heads)
-    writer.add_head_count_kv(shape.kv_heads)
-    writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_vocab_size(len(tokens))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list([*sorted(tokens, key=BYTES.get_vocab().get)[:-2], "!!", "##"])
-    writer.add_token_merges(["! !", "# #"])  # without merges it would be another kind of tokenizer
-    writer.add_bos_token_id(0)
-    writer.add_eos_token_id(1)
-    names = gguf_package.get_tensor_name_map(gguf_package.MODEL_ARCH.LLAMA, shape.layers)
-    for name, weight in tiny.state_dict().items():
-        tensor = weight.numpy()
-        name = names.get_name(name.removesuffix(".weight")) + ".weight"
-        if "output.weight" in name or "ffn_down" in name:
-            q8 = gguf_package.GGMLQuantizationType.Q8_0
-            writer.add_tensor(name, gguf_package.quants.quantize(tensor, q8), raw_dtype=q8)
-        else:
-            writer.add_tensor(name, tensor)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_a_gguf_is_dequantized_once_into_the_same_weights(gguf_file, tiny, token_ids, monkeypatch, capsys, dtype):
-    loaded = load_model(local(gguf_file, dtype=dtype))
-    assert "dequantizing once" in capsys.readouterr().out
-    assert loaded.source_files == (gguf_file,)
-    assert loaded.notes == ("dequantized from tiny.gguf",)
-    assert not hasattr(loaded.model.config, "quantization_config")
-    assert len(find_sites(loaded.model)) == 4
-    q8 = gguf_package.GGMLQuantizationType.Q8_0
-    for name, weight in tiny.named_parameters():
-        if "o_proj" in name or "down_proj" in name:
-            packed = gguf_package.quants.quantize(weight.numpy(), q8)
-            expected = torch.from_numpy(gguf_package.quants.dequantize(packed, q8)).to(loaded.model.dtype)
-            assert torch.equal(loaded.model.get_parameter(name), expected)
-    monkeypatch.setattr(gguf, "_convert", None)  # nothing is left to convert
-    again = load_model(local(gguf_file, dtype=dtype))
-    assert torch.equal(again.model(token_ids).logits, loaded.model(token_ids).logits)
-    assert loaded.tokenizer.encode("ab ", add_special_tokens=False) == BYTES.encode("ab ", add_special_tokens=False)
-
-
-def test_an_interrupted_conversion_leaves_no_folder(gguf_file, monkeypatch, tmp_path):
-    def killed(self, folder):
-        Path(folder).mkdir()
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("transformers.PreTrainedModel.save_pretrained", killed)
-        with pytest.raises(KeyboardInterrupt):
-            load_model(local(gguf_file))
-    assert not [path for path in (tmp_path / "cache" / "converted").iterdir() if path.suffix != ".lock"]
-    assert load_model(local(gguf_file)).source_files == (gguf_file,)
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda data: data[:-1000], "truncated or corrupt"),
-        (lambda data: data[:300], "truncated or corrupt"),
-        (lambda data: data[:4], "truncated or corrupt"),
-        (lambda data: data[:4] + b"\xff" * 40 + data[44:], "truncated or corrupt"),
-        (lambda data: b"<html>404</html>", "is not a GGUF file"),
-        (lambda data: b"", "is not a GGUF file"),
-    ],
-)
-def test_a_damaged_gguf_is_one_sentence(gguf_file, damage, message):
-    gguf_file.write_bytes(damage(gguf_file.read_bytes()))
-    with pytest.raises(FcEvalError, match=message) as caught:
-        load_model(local(gguf_file))
-    assert "\n" not in str(caught.value)
-
-
-def test_a_gguf_of_an_architecture_that_cannot_be_read(tmp_path):
-    writer = gguf_package.GGUFWriter(tmp_path / "other.gguf", "notamodel")
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    with pytest.raises(FcEvalError, match=r"other\.gguf cannot be read as GGUF by transformers"):
-        load_model(local(tmp_path / "other.gguf"))
+        load_model(local_config(checkpoint), "cuda")
 
 
 @pytest.mark.model
@@ -395,62 +282,6 @@ def test_the_default_model():
 
 @pytest.mark.gpu
 def test_a_model_on_a_gpu(checkpoint, token_ids):
-    loaded = load_model(local(checkpoint, dtype="bf16"), "cuda")
+    loaded = load_model(local_config(checkpoint, dtype="bf16"), "cuda")
     assert loaded.device.type == "cuda"
     assert loaded.model(token_ids.cuda()).logits.isfinite().all()
-
-
-# The Hub
-
-
-def hub_config(**changes) -> ModelConfig:
-    return ModelConfig.from_mapping({"name": "mine", "hub_id": "owner/model"} | changes)
-
-
-def raised(kind: type[Exception]) -> Exception:
-    """An exception of the Hub's client, without the HTTP response that its constructor wants."""
-    return kind.__new__(kind)
-
-
-@pytest.mark.parametrize(
-    ("error", "message"),
-    [
-        (raised(hub.GatedRepoError), "is gated: accept its licence on its page .* set HF_TOKEN .* model.path=FOLDER"),
-        (raised(hub.RepositoryNotFoundError), "has no repository 'owner/model', or it is private"),
-        (raised(hub.RevisionNotFoundError), "has no revision 'v2'"),
-        (raised(hub.LocalEntryNotFoundError), "not in the local cache .* HF_HUB_OFFLINE"),
-        (raised(hub.OfflineModeIsEnabled), "not in the local cache .* HF_HUB_OFFLINE"),
-        (OSError(errno.ENOSPC, "No space left on device"), "no space left in the Hub's cache: .* HF_HOME"),
-        (OSError("connection reset"), r"could not be fetched .*\(connection reset\): try again"),
-    ],
-    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
-)
-def test_what_can_go_wrong_on_the_hub_is_one_sentence(monkeypatch, error, message):
-    def fail(*args, **kwargs):
-        raise error
-
-    monkeypatch.setattr(hub, "snapshot_download", fail)
-    with pytest.raises(FcEvalError, match=message) as caught:
-        load_model(hub_config(revision="v2"))
-    assert "\n" not in str(caught.value)
-
-
-def test_offline_without_a_cache(monkeypatch, tmp_path):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(FcEvalError, match="owner/model is not in the local cache"):
-        load_model(hub_config())
-
-
-def test_what_is_fetched_from_the_hub(monkeypatch, checkpoint):
-    asked = []
-
-    def fetch(hub_id, *, revision, allow_patterns, ignore_patterns):
-        asked.append((hub_id, revision, "*.py" in allow_patterns, "*.bin" in allow_patterns))
-        return str(checkpoint)
-
-    monkeypatch.setattr(hub, "snapshot_download", fetch)
-    loaded = load_model(hub_config(revision="v2"))
-    load_model(hub_config(trust_remote_code=True))
-    assert asked == [("owner/model", "v2", False, False), ("owner/model", "main", True, False)]
-    assert loaded.source_files == (checkpoint / "model.safetensors",)

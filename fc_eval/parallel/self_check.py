@@ -13,8 +13,8 @@ from fc_eval.parallel.emulate import communicate
 CHECK_TOKENS = 64
 # Splitting rounds W partial sums per site to the dtype instead of one, each an independent relative error of at most
 # eps / 2 of the site's output; over S sites these add like sqrt(S), and layers may amplify them a few times. A wrong
-# split (a slice twice, a bias W times) is off by the order of the signal itself, far above 16 * sqrt(S) * eps / 2.
-AMPLIFICATION = 16
+# split (a slice twice, a bias W times) is off by the order of the signal itself, far above 4 * sqrt(S) * eps / 2.
+AMPLIFICATION = 4
 
 
 @dataclass(frozen=True)
