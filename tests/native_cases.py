@@ -13,12 +13,7 @@ from fc_eval.codec.native_extension import native_status
 from fc_eval.wire import MINIFLOATS, WireFormat, parse_format
 from fc_eval.wire.layout import Layout, layout
 
-INTEGERS = {
-    torch.bfloat16: torch.int16,
-    torch.float16: torch.int16,
-    torch.float32: torch.int32,
-    torch.uint8: torch.uint8,
-}
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 # Hidden sizes of real models; 576, 896, 960 and 2880 end in a short group of 128.
 HIDDEN_SIZES = (576, 896, 960, 2880, 4096, 7168)
 

@@ -89,7 +89,7 @@ def test_a_token_does_not_depend_on_the_batch(name, monkeypatch):
     assert torch.equal(whole.values, alone)
     partials[2, 5, 7] = float("nan")
     whole = all_reduce(partials, comm, CODEC)
-    monkeypatch.setattr("fc_eval.collective.all_reduce.CPU_PORTION_ELEMENTS", 900)
+    monkeypatch.setattr("fc_eval.collective.all_reduce.PORTION_ELEMENTS_PER_THREAD", 1)
     portions = all_reduce(partials, comm, CODEC)
     assert codes_of(portions.values) == codes_of(whole.values)
     assert torch.equal(portions.nonfinite_groups, whole.nonfinite_groups)

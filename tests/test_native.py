@@ -3,6 +3,7 @@
 import functools
 import random
 
+import numpy as np
 import oracle
 import oracle_floats as floats
 import pytest
@@ -147,8 +148,9 @@ def test_mx_equals_the_definition(codec, fmt):
                 assert scales[: len(expected_scales)] == expected_scales, f"{fmt} {case}"
 
 
-def _plain_round_trip(group, fmt, dtype):
-    return oracle.decode_group(*oracle.encode_group(group, fmt), fmt)
+def _plain_round_trip(group, fmt):
+    with np.errstate(all="ignore"):
+        return oracle.decode_group(*oracle.encode_group(group, fmt), fmt)
 
 
 @pytest.mark.parametrize("fmt", SPIKE_FORMATS, ids=str)
@@ -160,7 +162,7 @@ def test_spikes_equal_the_definition(codec, fmt):
             x = case.values()
             wire, found = codec.encode(x, fmt), codec.round_trip(x, fmt).values
             groups = groups_of(x, fmt)
-            rule = functools.partial(_plain_round_trip, fmt=plain, dtype=dtype)
+            rule = functools.partial(_plain_round_trip, fmt=plain)
             expected = torch.tensor([v for _, _, group in groups for v in spike_round_trip(group, rule)])
             expected[expected.isnan()] = float("nan")
             same_bits(found, expected.view(found.shape), f"{fmt} {case}")

@@ -11,9 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from lm_eval.api.instance import Instance
 from lm_eval.api.task import ConfigurableTask
-from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
 from fc_eval.errors import FcEvalError
@@ -22,7 +20,7 @@ from fc_eval.evaluate.data import EMBEDDED
 from fc_eval.evaluate.run import evaluate
 from fc_eval.evaluate.samples import plain, summarize
 from fc_eval.evaluate.spec import TaskSpec
-from fc_eval.evaluate.tasks import ScoringLM, run_task
+from fc_eval.evaluate.tasks import run_task
 from fc_eval.evaluate.windows import ids_sha256
 from fc_eval.models.tiny import byte_tokenizer
 
@@ -63,83 +61,6 @@ def root(tmp_path):
 def run(model, tokenizer, task, root, bos=False, batch_size=4, progress=None, **fields):
     spec = TaskSpec("x", str(task), **fields)
     return run_task(model, tokenizer, spec, data_root=root, add_bos_token=bos, batch_size=batch_size, progress=progress)
-
-
-def request(context, continuation):
-    return Instance(request_type="loglikelihood", doc={}, arguments=(context, continuation), idx=0)
-
-
-# -- scoring ------------------------------------------------------------------------------------------------------
-
-REQUESTS = [
-    ("The sky is", " blue"),
-    ("The sky is", " green and yellow"),
-    ("A much longer context, so that the others are padded beside it:", " x"),
-    ("Yes or no?", "a"),  # one-token choices after one context share a row
-    ("Yes or no?", "b"),
-    ("Yes or no?a", "b"),  # another split of the same characters
-    ("", "empty context"),
-]
-
-
-@pytest.mark.parametrize("bos", [False, True])
-def test_scores_equal_those_of_lm_evals_own_model(tiny, tokenizer, bos):
-    ours = ScoringLM(tiny, tokenizer=tokenizer, backend="causal", add_bos_token=bos, batch_size=3)
-    theirs = HFLM(tiny, tokenizer=tokenizer, backend="causal", add_bos_token=bos, batch_size=3)
-    requests = [request(*pair) for pair in REQUESTS]
-    found, expected = ours.loglikelihood(requests), theirs.loglikelihood(requests, disable_tqdm=True)
-    # fp32 logits of matrix products with other shapes: about 1e-6 per token.
-    np.testing.assert_allclose([x for x, _ in found], [x for x, _ in expected], rtol=1e-5)  # see above
-    assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
-
-
-def test_bf16_scores_are_summed_in_fp32(tiny_bf16, tokenizer):
-    lm = ScoringLM(tiny_bf16, tokenizer=tokenizer, backend="causal", add_bos_token=False, batch_size=1)
-    context, continuation = "Once upon a time", " there was a very long sentence that had many tokens in it"
-    ((score, _),) = lm.loglikelihood([request(context, continuation)])
-    ids = torch.tensor([tokenizer.encode(context + continuation, add_special_tokens=False)])
-    logits = tiny_bf16(input_ids=ids[:, :-1]).logits[0].double()
-    n = len(continuation)
-    expected = torch.log_softmax(logits, -1).gather(1, ids[0, 1:, None])[-n:].sum()
-    assert score == pytest.approx(float(expected), rel=1e-6)  # fp32 rounding; bf16 sums would be off by 1e-3
-
-
-def test_greedy_continuations_are_recognised(tiny, tokenizer):
-    context = tokenizer.encode("Hello", add_special_tokens=False)
-    ids = tiny.generate(torch.tensor([context]), max_new_tokens=4, do_sample=False, pad_token_id=1, eos_token_id=None)
-    best = ids[0, len(context) :].tolist()
-    lm = ScoringLM(tiny, tokenizer=tokenizer, backend="causal", add_bos_token=False, batch_size=2)
-    other = [*best[:-1], (best[-1] + 1) % 258]
-    answers = lm._loglikelihood_tokens([(("", ""), context, best), (("", ""), context, other)])
-    assert [greedy for _, greedy in answers] == [True, False]
-
-
-def test_too_long_requests_lose_their_beginning_and_are_counted(tiny, tokenizer):
-    lm = ScoringLM(tiny, tokenizer=tokenizer, backend="causal", add_bos_token=False, batch_size=2, max_length=8)
-    long, short = lm.loglikelihood([request("0123456789abcdef", "xy"), request("9abcdef", "xy")])
-    assert long == short
-    assert lm.truncated == 1
-
-
-def test_bos_is_explicit_whatever_the_tokenizer_does(tiny, tokenizer):
-    without, with_bos = (
-        ScoringLM(tiny, tokenizer=tokenizer, backend="causal", add_bos_token=bos, batch_size=2) for bos in (False, True)
-    )
-    ids = [3 + ord(c) for c in "ab"]
-    plain_ids = without.tok_encode("ab")
-    assert len(plain_ids) == len(ids)
-    assert with_bos.tok_encode("ab") == [tokenizer.bos_token_id, *plain_ids]
-    assert with_bos.tok_encode("<s>ab") == [tokenizer.bos_token_id, *plain_ids]  # written by a chat template
-    assert with_bos.tok_encode("abc", left_truncate_len=2) == without.tok_encode("bc")
-    batch, mask = with_bos.tok_batch_encode(["abc", "a"])
-    assert batch[0].tolist() == with_bos.tok_encode("abc")
-    assert batch[1].tolist() == [tokenizer.pad_token_id] * 2 + with_bos.tok_encode("a")
-    assert mask.tolist() == [[1, 1, 1, 1], [0, 0, 1, 1]]
-
-
-def test_an_automatic_batch_size_is_refused(tiny, tokenizer):
-    with pytest.raises(FcEvalError, match="not a whole number"):
-        ScoringLM(tiny, tokenizer=tokenizer, backend="causal", add_bos_token=False, batch_size="auto")
 
 
 # -- tasks --------------------------------------------------------------------------------------------------------
@@ -265,6 +186,14 @@ def test_generation_tasks_run_with_a_cache_and_several_filters(tiny, tokenizer, 
     assert strict == text.split("\n")[0].split("</s>")[0]
 
 
+def test_a_task_file_that_names_missing_data_is_said(tiny, tokenizer, own_task, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    path = own_task("generate_until", GENERATE)
+    (tmp_path / "own.jsonl").unlink()
+    with pytest.raises(FcEvalError, match=r"'own_generate_until' names data files that are not there: .*own.jsonl"):
+        run(tiny, tokenizer, path, None)
+
+
 def test_plain_loglikelihood_tasks_run(tiny, tokenizer, own_task, monkeypatch, tmp_path):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     extra = "metric_list: [{metric: perplexity, aggregation: perplexity, higher_is_better: false}]"
@@ -360,30 +289,6 @@ def test_values_become_json():
     value = {"a": (np.float64(0.5), np.int64(2), np.True_), "b": np.arange(2), 3: {"c": None}}
     assert plain(value) == {"a": [0.5, 2, True], "b": [0, 1], "3": {"c": None}}
     assert plain(Path("x")) == "x"
-
-
-# -- the model `fc_eval` of lm-eval -------------------------------------------------------------------------------
-
-
-def test_lm_eval_knows_a_model_that_communicates(tiny, tokenizer):
-    from lm_eval.api.registry import get_model
-
-    from fc_eval.lm_eval_model import CommunicatingLM
-
-    assert get_model("fc_eval") is CommunicatingLM
-    requests = [request(*pair) for pair in REQUESTS]
-    before = ScoringLM(tiny, tokenizer=tokenizer, backend="causal", add_bos_token=False, batch_size=3).loglikelihood(
-        requests
-    )
-    lm = CommunicatingLM(
-        tiny, comm="int4", tp=4, codec="reference", tokenizer=tokenizer, add_bos_token=False, batch_size=3
-    )
-    quantized = lm.loglikelihood(requests)
-    lm.close()
-    assert quantized != before
-    assert lm.loglikelihood(requests) == before
-    with pytest.raises(FcEvalError, match="say add_bos_token"):
-        CommunicatingLM(tiny, tokenizer=tokenizer)
 
 
 @pytest.mark.skipif(not HUB.is_dir(), reason="the data mirror is not here")

@@ -1,6 +1,7 @@
 // Encode and decode: a warp owns a block of 1024 elements. Each value and each byte is touched once.
 #pragma once
 
+#include "cuda/codec.h"
 #include "cuda/extremes.cuh"
 #include "cuda/planes.cuh"
 
@@ -78,11 +79,17 @@ encode_kernel(const typename D::Bits* x, int64_t stride, TileMap map, WireParams
   }
 }
 
+// Metadata value `index` of a section, in the dtype of the values that were encoded (the same for all lanes).
+FC_DEVICE float load_meta(const uint8_t* section, int32_t index, DType dtype) {
+  if (dtype == kFp32) return Fp32::widen(reinterpret_cast<const uint32_t*>(section)[index]);
+  const uint16_t bits = reinterpret_cast<const uint16_t*>(section)[index];
+  return dtype == kBf16 ? Bf16::widen(bits) : Fp16::widen(bits);
+}
+
 // A lane takes 4 consecutive elements at a time, so that each store of the warp is one run of 512 bytes.
-template <class D, class S, int Bits>
-FC_DEVICE void decode_tile(const uint8_t* block, const TileMap& map, const WireParams& p, int64_t tile, float* out,
-                           unsigned long long* nonfinite) {
-  using Value = typename D::Bits;
+template <class S, int Bits>
+FC_DEVICE void decode_tile(const uint8_t* block, const TileMap& map, const WireParams& p, DType dtype, int64_t tile,
+                           float* out, unsigned long long* nonfinite) {
   const int32_t lane = static_cast<int32_t>(threadIdx.x % 32);
   const Quantizer q = p.quantizer;
 #pragma unroll
@@ -94,8 +101,8 @@ FC_DEVICE void decode_tile(const uint8_t* block, const TileMap& map, const WireP
     const int32_t k = e >> p.group_shift;
     Meta m{};
     if constexpr (S::kScaleCode) m.scale_code = block[p.scale + k];
-    else m.first = D::widen(reinterpret_cast<const Value*>(block + p.meta[0])[k]);
-    if constexpr (S::kTwoMeta) m.second = D::widen(reinterpret_cast<const Value*>(block + p.meta[1])[k]);
+    else m.first = load_meta(block + p.meta[0], k, dtype);
+    if constexpr (S::kTwoMeta) m.second = load_meta(block + p.meta[1], k, dtype);
     const bool finite = travelled_finite<S>(q, m);
     const Scale s = S::scale(q, m);
     float v[4];
@@ -113,21 +120,22 @@ FC_DEVICE void decode_tile(const uint8_t* block, const TileMap& map, const WireP
   }
 }
 
-// wire -> out [T, H] fp32, contiguous; non-finite groups are added to *nonfinite.
-template <class D, class S>
+// wire of values in `dtype` -> out [T, H] fp32, contiguous; non-finite groups are added to *nonfinite.
+template <class S>
 __global__ void __launch_bounds__(kThreads)
-decode_kernel(const uint8_t* wire, TileMap map, WireParams p, float* out, unsigned long long* nonfinite, int64_t tiles) {
+decode_kernel(const uint8_t* wire, TileMap map, WireParams p, DType dtype, float* out, unsigned long long* nonfinite,
+              int64_t tiles) {
   const int64_t tile = warp_tile();
   if (tile >= tiles) return;
   const uint8_t* block = wire + tile * p.block_bytes;
   switch (p.bits) {  // the same for all lanes
-    case 2: return decode_tile<D, S, 2>(block, map, p, tile, out, nonfinite);
-    case 3: return decode_tile<D, S, 3>(block, map, p, tile, out, nonfinite);
-    case 4: return decode_tile<D, S, 4>(block, map, p, tile, out, nonfinite);
-    case 5: return decode_tile<D, S, 5>(block, map, p, tile, out, nonfinite);
-    case 6: return decode_tile<D, S, 6>(block, map, p, tile, out, nonfinite);
-    case 7: return decode_tile<D, S, 7>(block, map, p, tile, out, nonfinite);
-    case 8: return decode_tile<D, S, 8>(block, map, p, tile, out, nonfinite);
+    case 2: return decode_tile<S, 2>(block, map, p, dtype, tile, out, nonfinite);
+    case 3: return decode_tile<S, 3>(block, map, p, dtype, tile, out, nonfinite);
+    case 4: return decode_tile<S, 4>(block, map, p, dtype, tile, out, nonfinite);
+    case 5: return decode_tile<S, 5>(block, map, p, dtype, tile, out, nonfinite);
+    case 6: return decode_tile<S, 6>(block, map, p, dtype, tile, out, nonfinite);
+    case 7: return decode_tile<S, 7>(block, map, p, dtype, tile, out, nonfinite);
+    case 8: return decode_tile<S, 8>(block, map, p, dtype, tile, out, nonfinite);
   }
 }
 

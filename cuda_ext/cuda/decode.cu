@@ -11,11 +11,8 @@ const char* decode(const Format& f, const uint8_t* wire, DType dtype, int64_t to
   if (l.blocks == 0) return nullptr;
   const TileMap map = TileMap::make(tokens, hidden, f.group, aligned16(out));
   const WireParams params = WireParams::make(f, l);
-  return with_dtype(dtype, [&](auto d) {
-    using D = decltype(d);
-    return with_scheme<D>(scheme_index(f), [&](auto, auto s) {
-      return launch(decode_kernel<D, decltype(s)>, l.blocks, where, wire, map, params, out, nonfinite, l.blocks);
-    });
+  return with_scheme(scheme_index(f), [&](auto s) {
+    return launch(decode_kernel<decltype(s)>, l.blocks, where, wire, map, params, dtype, out, nonfinite, l.blocks);
   });
 }
 

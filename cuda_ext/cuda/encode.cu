@@ -26,7 +26,7 @@ const char* encode(const Format& f, const Matrix& x, uint8_t* wire, const Where&
   const WireParams params = WireParams::make(f, l);
   return with_dtype(x.dtype, [&](auto d) {
     using D = decltype(d);
-    return with_scheme<D>(scheme_index(f), [&](auto, auto s) {
+    return with_scheme(scheme_index(f), [&](auto s) {
       return launch(encode_kernel<D, decltype(s)>, l.blocks, where, static_cast<const typename D::Bits*>(x.data),
                     x.stride, map, params, wire, l.blocks);
     });

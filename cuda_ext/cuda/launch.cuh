@@ -28,16 +28,16 @@ inline int32_t scheme_index(const Format& f) {
   return f.kind == kFloat ? kIsFloat : f.scheme - kAsym + kIsAsym;
 }
 
-// Calls launch.operator()<D, S>() for the dtype and the scheme of a format.
-template <class D, class Launch>
+// Calls launch with a value of the scheme's type, or of the dtype's.
+template <class Launch>
 const char* with_scheme(int32_t scheme, const Launch& launch) {
   switch (scheme) {
-    case kIsAsym: return launch(D{}, Asym{});
-    case kIsSym: return launch(D{}, Sym{});
-    case kIsSignedExtreme: return launch(D{}, SignedExtreme{});
-    case kIsFloat: return launch(D{}, Float{});
-    case kIsMxFloat: return launch(D{}, MxFloat{});
-    case kIsMxInt: return launch(D{}, MxInt{});
+    case kIsAsym: return launch(Asym{});
+    case kIsSym: return launch(Sym{});
+    case kIsSignedExtreme: return launch(SignedExtreme{});
+    case kIsFloat: return launch(Float{});
+    case kIsMxFloat: return launch(MxFloat{});
+    case kIsMxInt: return launch(MxInt{});
   }
   return "unknown scheme";
 }

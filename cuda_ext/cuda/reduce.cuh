@@ -27,7 +27,7 @@ const char* launch_reduce(const ReduceCall& c) {
   const TileMap map = TileMap::make(x.tokens, x.hidden, unit, aligned);
   const int64_t tiles = map.tiles();
   if (tiles == 0) return nullptr;
-  return with_scheme<D>(c.reduce.scheme, [&](auto, auto s) {
+  return with_scheme(c.reduce.scheme, [&](auto s) {
     return launch(reduce_kernel<D, decltype(s)>, tiles, c.where, static_cast<const typename D::Bits*>(x.data),
                   static_cast<int32_t>(c.ranks), c.rank_stride, x.stride, map, c.reduce, c.gather, c.after, c.out,
                   c.nonfinite, tiles);

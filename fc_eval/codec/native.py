@@ -149,6 +149,8 @@ class CudaCodec(NativeCodec):
             return f"{fmt.name} has a group that is not a power of two from 8 to 1024 elements"
         if fmt.spikes:
             return f"{fmt.name} reserves spikes, which it does not cover"
+        if fmt.kind == "mx" and fmt.scale_bits != 8:
+            return f"{fmt.name} has a scale of {fmt.scale_bits} bits, of which it covers 8 only"
         return None
 
 

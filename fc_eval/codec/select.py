@@ -62,7 +62,7 @@ def _why_not(name: str, fmts: Iterable[WireFormat], dtype: torch.dtype, device: 
 
 
 def _flushes_subnormals() -> bool:
-    return bool(torch.tensor(1e-40, dtype=torch.float32) * 0.5 == 0)
+    return bool(torch.tensor(1e-40, dtype=torch.float32, device="cpu") * 0.5 == 0)
 
 
 def get_codec(

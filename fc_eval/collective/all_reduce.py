@@ -31,8 +31,8 @@ BY_ROWS: dict[str, Algorithm] = {
 }
 BY_CHUNKS: dict[str, Algorithm] = {"ring": ring}
 
-# On the CPU rows are reduced in portions whose fp32 temporaries stay in the second-level cache.
-CPU_PORTION_ELEMENTS = 2**18
+# On the CPU rows are reduced in portions whose fp32 temporaries (1 MiB per thread each) stay in the second-level cache.
+PORTION_ELEMENTS_PER_THREAD = 2**18
 
 
 def all_reduce(partials_WTH: torch.Tensor, comm: Comm, codec: Codec) -> Reduced:
@@ -84,7 +84,7 @@ def _no_groups(like: torch.Tensor, stages: int) -> torch.Tensor:
 def _by_portions(partials_WTH: torch.Tensor, comm: Comm, codec: Codec) -> tuple[torch.Tensor, list[torch.Tensor]]:
     algorithm = BY_ROWS[comm.algorithm]
     _, tokens, hidden = partials_WTH.shape
-    rows = max(1, CPU_PORTION_ELEMENTS // hidden)
+    rows = max(1, PORTION_ELEMENTS_PER_THREAD * torch.get_num_threads() // hidden)
     if partials_WTH.device.type != "cpu" or tokens <= rows:
         return algorithm(partials_WTH, comm, codec)
     values = partials_WTH.new_empty((tokens, hidden))

@@ -75,7 +75,7 @@ def from_hub(dataset_id: str, call: Callable[[], T]) -> T:
         raise FcEvalError(
             f"data set {dataset_id!r} is not on the Hub, or needs a token (HF_TOKEN): check the name, or {advice}"
         ) from None
-    except (ConnectionError, httpx.TransportError, FileNotFoundError) as error:
+    except (ConnectionError, httpx.HTTPError, FileNotFoundError) as error:
         raise FcEvalError(
             f"data set {dataset_id!r} cannot be fetched ({type(error).__name__}: no network, or offline mode): {advice}"
         ) from None

@@ -31,9 +31,15 @@ def mirrored_download(
         config, dataset_id = self.config, self.DATASET_PATH
         if callable(config.process_docs):
             config.process_docs = _once(config.process_docs)
-        folder = dataset_folder(dataset_id, data_root) if dataset_id and "/" in dataset_id else None
-        if folder is None or data_root is None or callable(config.custom_dataset):
-            from_hub(str(dataset_id), lambda: original(self, dataset_kwargs, **kwargs))
+        if callable(config.custom_dataset) or "/" not in str(dataset_id):  # embedded, or files that the task names
+            try:
+                original(self, dataset_kwargs, **kwargs)
+            except FileNotFoundError as error:
+                raise FcEvalError(f"task {config.task!r} names data files that are not there: {error}") from None
+            return
+        folder = dataset_folder(dataset_id, data_root)
+        if folder is None or data_root is None:
+            from_hub(dataset_id, lambda: original(self, dataset_kwargs, **kwargs))
             return
         mirrored.append(str(folder))
         files = split_files(dataset_id, self.DATASET_NAME, data_root)

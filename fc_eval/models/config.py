@@ -71,6 +71,7 @@ class ModelConfig:
         weights: 'native', the checkpoint's own weights in `dtype`.
         published: perplexities published for the unquantized model, by evaluation name.
         shape: sizes, where they are known without the weights.
+        note: what a reader of this model's numbers should know, carried into every record.
     """
 
     name: str
@@ -87,6 +88,7 @@ class ModelConfig:
     weights: str = "native"
     published: Mapping[str, float] | None = None
     shape: Shape | None = None
+    note: str | None = None
 
     def __post_init__(self) -> None:
         sources = [key for key in ("hub_id", "package", "tiny") if getattr(self, key) is not None]

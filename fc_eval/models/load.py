@@ -74,7 +74,7 @@ def load_model(config: ModelConfig, device: str = "cpu") -> LoadedModel:
     files = check_folder(folder)
     tokenizer = _load_tokenizer(config, folder)
     model = _load_weights(config, folder, device)
-    notes = (f"dequantized from {source.name}",) if is_gguf else ()
+    notes = (*((config.note,) if config.note else ()), *((f"dequantized from {source.name}",) if is_gguf else ()))
     return LoadedModel(config, model, tokenizer, (source,) if is_gguf else files, notes)
 
 

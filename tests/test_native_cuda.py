@@ -1,0 +1,236 @@
+"""The CUDA codec equals the CPU codec bit for bit: on a GPU, and as C++ on a simulated warp where there is none.
+
+The simulated kernels are the module `_native_cuda_sim`, built by `cmake -S cuda_ext -B BUILD -DFC_EVAL_TESTS=ON` into
+BUILD/tests; these tests take it from PYTHONPATH.
+"""
+
+import importlib
+import importlib.util
+import itertools
+
+import pytest
+import torch
+from cases import DISTRIBUTIONS, FORMATS, Case, order_sensitive
+from native_cases import HIDDEN_SIZES, MX_FORMATS, beside_extremes, require, same_bits, same_round_trip
+
+from fc_eval.codec import native_ops
+from fc_eval.codec.base import DTYPE_NAMES, DTYPES, RoundTrip
+from fc_eval.codec.native import CudaCodec, cpu_codec, cuda_codec
+from fc_eval.codec.native_extension import format_ints, row_contiguous, view_of
+from fc_eval.collective.comm import Comm, parse_comm
+from fc_eval.wire import WireFormat, parse_format
+from fc_eval.wire.layout import layout
+
+GROUPS = (8, 16, 32, 64, 128, 256, 512, 1024)
+SIMULATED = "_native_cuda_sim"
+BASES = [name for name in FORMATS if parse_format(name).metadata == "extremes" and "-g32" in name]
+
+
+class SimulatedCodec(CudaCodec):
+    """The kernels on a simulated warp, on CPU tensors. Outputs are poisoned, so that an unwritten value shows."""
+
+    device_type = "cpu"
+
+    def __init__(self):
+        self.isa, self._module = "", importlib.import_module(SIMULATED)
+
+    def _view(self, tensor):
+        return view_of(tensor, self._module)
+
+    def _call(self, function, *arguments):
+        getattr(self._module, function)(*arguments, self._module.CPU_DEVICE, 0)
+
+    def encode(self, x_TH, fmt):
+        x_TH = row_contiguous(x_TH)
+        wire = torch.full((layout(fmt, *x_TH.shape, DTYPE_NAMES[x_TH.dtype]).total_bytes,), 0xAB, dtype=torch.uint8)
+        self._call("encode", self._view(x_TH), self._ints(fmt), self._view(wire))
+        return wire
+
+    def decode(self, wire, fmt, shape, dtype):
+        out, count = torch.full(shape, 7.0), torch.zeros(1, dtype=torch.int64)
+        code = self._module.DTYPES[DTYPE_NAMES[dtype]]
+        self._call("decode", self._view(wire), self._ints(fmt), code, self._view(out), self._view(count))
+        return RoundTrip(out, count[0])
+
+    def round_trip(self, x_TH, fmt):
+        x_TH = row_contiguous(x_TH)
+        out, count = torch.full(x_TH.shape, 7.0), torch.zeros(1, dtype=torch.int64)
+        self._call("round_trip", self._view(x_TH), self._ints(fmt), self._view(out), self._view(count))
+        return RoundTrip(out, count[0])
+
+    def fused_all_reduce(self, partials_WTH, comm):
+        partials_WTH = row_contiguous(partials_WTH)
+        out = torch.full(partials_WTH.shape[1:], 7.0, dtype=partials_WTH.dtype)
+        counts = torch.zeros(2, dtype=torch.int64)
+        formats = [self._ints(fmt) if fmt is not None else () for fmt in (comm.reduce, comm.gather)]
+        algorithm = self._module.ALGORITHMS[comm.algorithm]
+        self._call("all_reduce", self._view(partials_WTH), algorithm, *formats, self._view(out), self._view(counts))
+        return out, counts[: {"two_step": 2, "one_step": 1, "fp32_ordered": 0}[comm.algorithm]]
+
+
+@pytest.fixture(params=[pytest.param("cuda", marks=pytest.mark.gpu), "simulated"])
+def codec(request):
+    require("cpu")
+    if request.param == "cuda":
+        require("cuda")
+        return cuda_codec()
+    if importlib.util.find_spec(SIMULATED) is None:
+        pytest.skip(f"the simulated kernels are not on the path: build {SIMULATED} with -DFC_EVAL_TESTS=ON")
+    return SimulatedCodec()
+
+
+def on_device(codec, tensor):
+    return tensor.to("cuda" if codec.device_type == "cuda" else "cpu")
+
+
+def check_case(codec, fmt, x, what):
+    reference = cpu_codec()
+    there, expected = on_device(codec, x), reference.encode(x, fmt)
+    same_bits(codec.encode(there, fmt).cpu(), expected, f"{what}: wire")
+    values = reference.round_trip(x, fmt)
+    found = codec.round_trip(there, fmt)
+    same_round_trip(RoundTrip(found.values.cpu(), found.nonfinite_groups.cpu()), values, f"{what}: round trip")
+    found = codec.decode(on_device(codec, expected), fmt, tuple(x.shape), x.dtype)
+    same_round_trip(RoundTrip(found.values.cpu(), found.nonfinite_groups.cpu()), values, f"{what}: decoded")
+
+
+def check_reduce(codec, comm, partials, what):
+    expected, counts = cpu_codec().fused_all_reduce(partials, comm)
+    values, nonfinite = codec.fused_all_reduce(on_device(codec, partials), comm)
+    same_bits(values.cpu(), expected, f"{what}: values")
+    assert nonfinite.tolist() == counts.tolist(), what
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_bytes_and_values(codec, name):
+    shapes = ((1, 1), (3, 20), (2, 136), (1, 1024), (5, 300), (0, 64))
+    cases = zip(itertools.cycle(shapes), itertools.product(DTYPES, DISTRIBUTIONS), itertools.cycle(GROUPS))
+    for shape, (dtype, distribution), group in cases:
+        case = Case(name, dtype, *shape, distribution)
+        check_case(codec, case.fmt.with_group(group), case.values(), f"{case} g{group}")
+
+
+@pytest.mark.parametrize("fmt", [fmt for fmt in MX_FORMATS if fmt.scale_bits == 8], ids=str)
+def test_mx(codec, fmt):
+    for distribution, group in zip(DISTRIBUTIONS, itertools.cycle(GROUPS)):
+        case = Case("int4", "bf16", 3, 300, distribution)
+        check_case(codec, fmt.with_group(group), case.values(), f"{fmt} {case} g{group}")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("name", ["int8", "int4", "int4-se", "int2-sym", "fp8_e4m3", "fp8_e5m2", "fp4_e2m1"])
+def test_every_16_bit_value_beside_extremes(name, dtype):
+    require("cuda")
+    check_case(cuda_codec(), parse_format(name).with_group(8), beside_extremes(DTYPES[dtype]), name)
+
+
+@pytest.mark.parametrize("hidden", HIDDEN_SIZES)
+def test_hidden_sizes_of_real_models(codec, hidden):
+    for name in ("int4", "int8-g32", "int3-g256-se", "fp8_e4m3-g64"):
+        case = Case(name, "bf16", 3, hidden, "one_outlier")
+        check_case(codec, case.fmt, case.values(), str(case))
+
+
+def test_strided_and_unaligned_rows(codec):
+    x = Case("int4", "bf16", 6, 2048, "normal").values()
+    for view in (x[:, 8:1288], x[:, 3:700], x[::2], x.t()[:300], x[:, 5:6]):
+        check_case(codec, parse_format("int4-g32"), view, f"strides {view.stride()}")
+
+
+COMMS = ["int4", "int8-g32", "int4_int8", "int3-g32-se/fp8_e4m3-g256", "int4-g1024/int4-g32-sym", "one_step:int6-g64"]
+COMMS += ["one_step:fp4_e2m1-g32", "fp32_ordered"]
+
+
+@pytest.mark.parametrize("name", COMMS)
+def test_fused_all_reduce(codec, name):
+    for index, (dtype, distribution) in enumerate(itertools.product(DTYPES, DISTRIBUTIONS)):
+        case = Case(name, dtype, index % 3, 304 + 92 * (index % 2), distribution)
+        partials = case.partials(2 + index % 7)
+        check_reduce(codec, parse_comm(name), partials, f"{case} W={len(partials)}")
+
+
+def test_fused_all_reduce_of_mx(codec):
+    for fmt in (*MX_FORMATS[:2], MX_FORMATS[-3]):
+        partials = Case("int4", "bf16", 2, 300, "wide").partials(3)
+        check_reduce(codec, Comm("two_step", fmt, fmt), partials, str(fmt))
+
+
+def test_fused_all_reduce_adds_in_rank_order(codec):
+    for dtype, name in itertools.product(DTYPES.values(), ("int8", "one_step:int4-g32", "fp32_ordered")):
+        check_reduce(codec, parse_comm(name), order_sensitive(8, 2, 64, dtype), f"{name} {dtype}")
+
+
+def test_fused_all_reduce_of_strided_partials(codec):
+    whole = Case("int4", "bf16", 10, 1000, "normal").partials(4)
+    for partials in (whole[:, 3:20, 104:680], whole[:, :, 1:301], whole.transpose(0, 1)[:6], whole[::2, ::3]):
+        for name in ("int4-g32", "fp32_ordered"):
+            check_reduce(codec, parse_comm(name), partials, f"{name} strides {partials.stride()}")
+
+
+@pytest.mark.gpu
+def test_graph_replays_with_new_data():
+    require("cuda")
+    codec, comm, case = cuda_codec(), parse_comm("int4"), Case("int4", "bf16", 64, 4096, "normal")
+    partials = case.partials(4).cuda()
+    codec.fused_all_reduce(partials, comm)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        values, nonfinite = codec.fused_all_reduce(partials, comm)
+    for distribution in ("wide", "nonfinite", "normal"):
+        fresh = Case("int4", "bf16", 64, 4096, distribution).partials(4)
+        partials.copy_(fresh)
+        graph.replay()
+        expected, counts = cpu_codec().fused_all_reduce(fresh, comm)
+        same_bits(values.cpu(), expected, distribution)
+        assert nonfinite.tolist() == counts.tolist(), distribution
+
+
+@pytest.mark.gpu
+def test_works_on_the_current_stream():
+    require("cuda")
+    case = Case("int8-g32", "bf16", 512, 4096, "normal")
+    x, stream = case.values().cuda(), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(10_000_000)  # the input is changed late, on the same stream
+        x.mul_(2)
+        found = cuda_codec().round_trip(x, case.fmt)
+    stream.synchronize()
+    same_bits(found.values.cpu(), cpu_codec().round_trip(case.values() * 2, case.fmt).values, str(case))
+
+
+@pytest.mark.gpu
+def test_more_than_2_to_31_bytes():
+    require("cuda")
+    if torch.cuda.mem_get_info()[0] < 24 * 2**30:
+        pytest.skip("needs 24 GiB of free device memory")
+    tokens, fmt = 300_000, parse_format("int4")
+    x = torch.randn(tokens, 4096, device="cuda", dtype=torch.bfloat16)
+    codec, last = cuda_codec(), x[-5:].cpu()
+    expected = cpu_codec().round_trip(last, fmt).values
+    same_bits(codec.round_trip(x, fmt).values[-5:].cpu(), expected, "round trip")
+    wire = codec.encode(x, fmt)
+    same_bits(codec.decode(wire, fmt, (tokens, 4096), x.dtype).values[-5:].cpu(), expected, "decoded")
+
+
+@pytest.mark.gpu
+def test_operators_pass_opcheck():
+    require("cuda")
+    x, fmt = Case("int4", "bf16", 4, 96, "normal").values().cuda(), parse_format("int4-g32")
+    ints = list(format_ints(fmt, cuda_codec()._module))
+    checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
+    torch.library.opcheck(native_ops.round_trip, (x, ints, ""), test_utils=checks)
+    torch.library.opcheck(native_ops.all_reduce, (torch.stack([x, x]), "two_step", ints, ints, ""), test_utils=checks)
+
+
+def test_uncovered_formats_have_a_reason():
+    codec = CudaCodec.__new__(CudaCodec)  # `why_not` needs neither a build nor a device
+    device = torch.device("cuda")
+    covered = parse_format("int4-g32")
+    assert codec.why_not(covered, torch.bfloat16, device) is None
+    for name in ("int4-g96", "int4-gtoken", "int4-g4096", "int4-sr", "int4-sfp16", "int4-had"):
+        assert codec.why_not(parse_format(name), torch.bfloat16, device), name
+    narrow = WireFormat("mx_narrow", "mx", 4, 32, element="e2m1", scale_bits=5)
+    assert codec.why_not(narrow, torch.bfloat16, device)
+    assert codec.why_not(covered, torch.bfloat16, torch.device("cpu"))
