@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO ?= demo
+# The CUDA codec takes minutes to compile and is of no use where there is no GPU; FC_EVAL_CUDA=1 builds it all the same.
+export FC_EVAL_CUDA ?= $(if $(wildcard /dev/nvidia0),auto,0)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: demo test lint lock clean

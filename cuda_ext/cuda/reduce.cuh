@@ -27,10 +27,11 @@ const char* launch_reduce(const ReduceCall& c) {
   const TileMap map = TileMap::make(x.tokens, x.hidden, unit, aligned);
   const int64_t tiles = map.tiles();
   if (tiles == 0) return nullptr;
+  const ReduceParams p{x.data,   c.rank_stride, x.stride, static_cast<int32_t>(c.ranks), c.after, map,
+                       c.reduce, c.gather,      c.out,    c.nonfinite,                   tiles};
+  if (!map.vectors) return launch(reduce_kernel<D, AnyScheme, false>, tiles, c.where, p);
   return with_scheme(c.reduce.scheme, [&](auto s) {
-    return launch(reduce_kernel<D, decltype(s)>, tiles, c.where, static_cast<const typename D::Bits*>(x.data),
-                  static_cast<int32_t>(c.ranks), c.rank_stride, x.stride, map, c.reduce, c.gather, c.after, c.out,
-                  c.nonfinite, tiles);
+    return launch(reduce_kernel<D, OneScheme<decltype(s)>, true>, tiles, c.where, p);
   });
 }
 

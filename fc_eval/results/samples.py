@@ -1,8 +1,10 @@
 """What a run kept of every window and question, so that two runs can be paired: `Windows` and `Samples`."""
 
+import gzip
 import json
 import math
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,18 +84,20 @@ def read_windows(folder: Path, name: str) -> Windows:
 
 
 def read_samples(folder: Path, name: str) -> Samples:
-    """Reads `samples_<name>.jsonl`; a field that is a plain number in all rows counts as a metric.
+    """Reads `samples_<name>.jsonl`, gzipped or not; a field that is a plain number in all rows counts as a metric.
 
     Raises:
         FcEvalError: missing, cut off, or a row without its document's hash.
     """
     file = f"samples_{name}.jsonl"
     try:
-        lines = (folder / file).read_text(encoding="utf-8").splitlines()
+        packed = folder / f"{file}.gz"
+        raw = gzip.decompress(packed.read_bytes()) if packed.exists() else (folder / file).read_bytes()
+        lines = raw.decode().splitlines()
     except FileNotFoundError:
         raise FcEvalError(f"it has no {file}: {AGAIN}") from None
-    except UnicodeDecodeError:
-        raise FcEvalError(f"{file} is not text: {AGAIN}") from None
+    except (UnicodeDecodeError, EOFError, gzip.BadGzipFile, zlib.error):
+        raise FcEvalError(f"{file} is cut off or not text: {AGAIN}") from None
     documents: set[tuple[str, str, int]] = set()
     scopes: dict[tuple[str, str], list[tuple[str, str, int, dict[str, Any]]]] = {}
     for line_number, line in enumerate(lines, 1):

@@ -68,8 +68,11 @@ FC_FN float usable_inverse(float step) {
   return is_finite(inverse) ? inverse : 0.0f;
 }
 
-FC_FN bool both_finite(const Extremes& x) { return is_finite(x.lo) && is_finite(x.hi); }
-FC_FN float largest_magnitude(const Extremes& x) { return larger(magnitude(x.lo), magnitude(x.hi)); }
+// Compared as integers, so that Inf and NaN win and one test of the result finds them.
+FC_FN float largest_magnitude(const Extremes& x) {
+  const uint32_t low = bits_of(x.lo) & 0x7FFFFFFFu, high = bits_of(x.hi) & 0x7FFFFFFFu;
+  return float_of(low > high ? low : high);
+}
 
 // Adding 2^23 (or 1.5 * 2^23 for both signs) leaves no fraction bits: the addition rounds to nearest even.
 constexpr float kRounder = 8388608.0f, kSignedRounder = 12582912.0f;
@@ -80,7 +83,8 @@ struct Asym {
   static constexpr bool kTwoMeta = true, kScaleCode = false;
 
   static FC_FN Meta meta(const Quantizer&, const Extremes& x) {
-    return {positive_zero(x.lo), positive_zero(x.hi), 0, both_finite(x) && is_finite(add(x.hi, -x.lo))};
+    const float lo = positive_zero(x.lo), hi = positive_zero(x.hi);
+    return {lo, hi, 0, is_finite(add(hi, -lo))};  // an infinite or NaN extreme makes the difference so too
   }
   static FC_FN Scale scale(const Quantizer& q, const Meta& m) {
     return {m.first, mul(add(m.second, -m.first), q.factor), 0.0f};
@@ -103,9 +107,10 @@ struct Signed {
   static constexpr bool kTwoMeta = false, kScaleCode = false;
 
   static FC_FN Meta meta(const Quantizer&, const Extremes& x) {
+    const float amax = largest_magnitude(x);
     const float low = magnitude(x.lo), high = magnitude(x.hi);
     const float extreme = low > high || (low == high && x.low_first) ? x.lo : x.hi;
-    return {kExtreme ? positive_zero(extreme) : larger(low, high), 0.0f, 0, both_finite(x)};
+    return {kExtreme ? positive_zero(extreme) : amax, 0.0f, 0, is_finite(amax)};
   }
   static FC_FN Scale scale(const Quantizer& q, const Meta& m) { return {0.0f, mul(m.first, q.factor), 0.0f}; }
   static FC_FN Scale encoder_scale(const Quantizer& q, const Meta& m) {
@@ -133,7 +138,10 @@ using SignedExtreme = Signed<true>;
 struct Float {
   static constexpr bool kTwoMeta = false, kScaleCode = false;
 
-  static FC_FN Meta meta(const Quantizer&, const Extremes& x) { return {largest_magnitude(x), 0.0f, 0, both_finite(x)}; }
+  static FC_FN Meta meta(const Quantizer&, const Extremes& x) {
+    const float amax = largest_magnitude(x);
+    return {amax, 0.0f, 0, is_finite(amax)};
+  }
   static FC_FN Scale scale(const Quantizer& q, const Meta& m) { return {0.0f, mul(m.first, q.factor), 0.0f}; }
   static FC_FN Scale encoder_scale(const Quantizer& q, const Meta& m) {
     Scale s = scale(q, m);
@@ -172,7 +180,7 @@ struct Mx {
     const float amax = largest_magnitude(x);
     int32_t e = floor_log2(amax) - q.emax;
     e = e < -q.scale_max ? -q.scale_max : e > q.scale_max ? q.scale_max : e;
-    const bool finite = both_finite(x);
+    const bool finite = is_finite(amax);
     const uint32_t code = amax > 0.0f ? static_cast<uint32_t>(e + q.scale_max) : 0u;
     return {0.0f, 0.0f, finite ? code : static_cast<uint32_t>(2 * q.scale_max + 1), finite};
   }

@@ -62,9 +62,8 @@ FC_FN float reciprocal(float x) {
 #endif
 }
 
-// For values that are not NaN; written as selections so that every compiler can vectorize them.
+// For values that are not NaN; written as a selection so that every compiler can vectorize it.
 FC_FN float smaller(float a, float b) { return b < a ? b : a; }
-FC_FN float larger(float a, float b) { return b > a ? b : a; }
 FC_FN float magnitude(float x) { return float_of(bits_of(x) & 0x7FFFFFFFu); }
 FC_FN bool is_finite(float x) { return (bits_of(x) & 0x7F800000u) != 0x7F800000u; }
 FC_FN bool is_nan(float x) { return (bits_of(x) & 0x7FFFFFFFu) > 0x7F800000u; }
