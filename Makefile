@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO ?= demo
+WINDOWS ?= 8
 # The CUDA codec takes minutes to compile and is of no use where there is no GPU; FC_EVAL_CUDA=1 builds it all the same.
 export FC_EVAL_CUDA ?= $(if $(wildcard /dev/nvidia0),auto,0)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
@@ -25,7 +26,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@touch $@
 
 demo: $(VENV)/.installed
-	$(BIN)/fc-eval run -m comm=int8,int4_int8,int4 tp=4 eval=[text,everyday] eval.limit=$(or $(LIMIT),null) out=$(DEMO)/runs
+	$(BIN)/fc-eval run -m comm=int8,int4_int8,int4 tp=4 eval=[text,everyday] eval.runs.text.limit=$(WINDOWS) out=$(DEMO)/runs
 	$(BIN)/fc-eval report $(DEMO)/runs --out $(DEMO)/report
 
 lint: $(VENV)/.installed-dev

@@ -103,3 +103,16 @@ def test_native_build_flags_forbid_contraction():
     assert "-ffp-contract=off" in text
     assert "-fmad=false" in text
     assert "fast-math" not in text.replace("no fast-math", "").replace("never fast-math", "")
+
+
+def test_readme_table_is_what_its_records_say():
+    sys.path.insert(0, str(ROOT / "scripts"))
+    try:
+        from readme_table import MARKERS, with_table
+    finally:
+        sys.path.pop(0)
+    text = (ROOT / "README.md").read_text()
+    found = MARKERS.search(text)
+    assert found is not None
+    source = found.group("source")
+    assert with_table(text, ROOT / source, source) == text

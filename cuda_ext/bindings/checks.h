@@ -50,7 +50,8 @@ inline nb::tuple tuple_of(nb::handle value, size_t size, const std::string& name
   return t;
 }
 
-// A tensor of `dims` dimensions on `device`, rows contiguous, all of it inside its storage and aligned to `align` bytes.
+// A tensor of `dims` dimensions on `device`, rows contiguous, all of it inside its storage and aligned to `align`
+// bytes.
 inline View view(nb::handle value, const std::string& name, int dims, int32_t device, int64_t align = 1) {
   const nb::tuple t = tuple_of(value, 6, name);
   View v{};
@@ -93,7 +94,8 @@ inline void require_dtype(const View& v, int32_t dtype) {
 }
 
 inline void require_value_dtype(const View& v) {
-  if (v.dtype > kViewFp32) refuse(v.name + ": dtype " + std::string(kDTypeNames[v.dtype]) + ", expected bf16, fp16 or fp32");
+  if (v.dtype > kViewFp32)
+    refuse(v.name + ": dtype " + std::string(kDTypeNames[v.dtype]) + ", expected bf16, fp16 or fp32");
 }
 
 inline void require_contiguous(const View& v) {
@@ -109,8 +111,8 @@ inline void require_length(const View& v, int64_t expected) {
     refuse(v.name + ": " + std::to_string(v.shape[0]) + " entries, expected " + std::to_string(expected));
 }
 
-constexpr const char* kFormatFields[] = {"kind",     "bits", "group",    "scheme", "exponent",   "mantissa",
-                                         "bias",     "max_code", "emax", "scale_bits", "spikes"};
+constexpr const char* kFormatFields[] = {"kind", "bits",     "group", "scheme",     "exponent", "mantissa",
+                                         "bias", "max_code", "emax",  "scale_bits", "spikes"};
 
 inline int32_t in_range(const nb::tuple& t, size_t index, int64_t low, int64_t high) {
   const std::string name = std::string("format: ") + kFormatFields[index];

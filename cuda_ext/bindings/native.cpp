@@ -53,7 +53,8 @@ int64_t decode(nb::handle wire_view, nb::handle format_tuple, int dtype, nb::han
                      reinterpret_cast<float*>(out.pointer), how);
 }
 
-int64_t round_trip(nb::handle x_view, nb::handle format_tuple, nb::handle out_view, int threads, const std::string& isa) {
+int64_t round_trip(nb::handle x_view, nb::handle format_tuple, nb::handle out_view, int threads,
+                   const std::string& isa) {
   const cpu::Execution how = execution(threads, isa);
   const cpu::Matrix x = matrix(view(x_view, "x", 2, kCpuDevice));
   const Format f = format(format_tuple, x.hidden);

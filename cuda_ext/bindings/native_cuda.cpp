@@ -99,7 +99,8 @@ void all_reduce(nb::handle partials_view, int algorithm, nb::handle reduce_tuple
 }  // namespace
 
 NB_MODULE(FC_MODULE_NAME, m) {
-  m.doc() = "CUDA codec of fc_eval (cuda_ext/): the arithmetic of WIRE.md over device pointers. Use fc_eval.codec.native.";
+  m.doc() =
+      "CUDA codec of fc_eval (cuda_ext/): the arithmetic of WIRE.md over device pointers. Use fc_eval.codec.native.";
   export_constants(m);
   nb::dict algorithms;
   algorithms["two_step"] = static_cast<int>(cuda::kTwoStep);

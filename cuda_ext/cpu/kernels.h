@@ -30,7 +30,8 @@ using AccumulateRow = int64_t (*)(const Codec&, const void* x, float* acc, bool 
 // x [H] bits -> out [H], fp32 or bits of the dtype.
 using RoundTripRow = int64_t (*)(const Codec&, const void* x, void* out, const Scratch&);
 // One block: x [T, H] bits with `stride` elements between rows -> block_bytes.
-using EncodeBlock = int64_t (*)(const Codec&, const void* x, int64_t stride, int64_t block, uint8_t* wire, const Scratch&);
+using EncodeBlock = int64_t (*)(const Codec&, const void* x, int64_t stride, int64_t block, uint8_t* wire,
+                                const Scratch&);
 // One block: block_bytes -> out [T, H] fp32, contiguous.
 using DecodeBlock = int64_t (*)(const Codec&, const uint8_t* wire, int64_t block, float* out, const Scratch&);
 // Without a format: acc = 0 + x or acc += x; acc -> bits of the dtype, every NaN canonical.

@@ -13,7 +13,8 @@
 
 namespace fc::cpu {
 
-// Rounding to nearest even with subnormals kept, whatever the caller has set (torch.set_flush_denormal, other libraries).
+// Rounding to nearest even with subnormals kept, whatever the caller has set (torch.set_flush_denormal, other
+// libraries).
 class FloatEnvironment {
  public:
 #if defined(__SSE2__)

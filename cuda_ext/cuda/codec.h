@@ -1,7 +1,7 @@
 // Launchers of the CUDA codec, on raw device pointers and a stream. T tokens, H hidden, W ranks; strides in elements.
 //
-// Nothing is allocated and nothing waits: every function is one launch (none for an empty tensor), so all of them may be
-// captured in a CUDA graph. They return nullptr, or why the launch failed. `nonfinite` counters are added to.
+// Nothing is allocated and nothing waits: every function is one launch (none for an empty tensor), so all of them may
+// be captured in a CUDA graph. They return nullptr, or why the launch failed. `nonfinite` counters are added to.
 #pragma once
 
 #include <cstdint>

@@ -28,7 +28,7 @@ FC_DEVICE void store_meta(uint8_t* block, const WireParams& p, int32_t k, const 
 // x [T, H] with `stride` elements between rows -> wire [tiles * block_bytes].
 template <class D, class S>
 __global__ void __launch_bounds__(kThreads)
-encode_kernel(const typename D::Bits* x, int64_t stride, TileMap map, WireParams p, uint8_t* wire, int64_t tiles) {
+    encode_kernel(const typename D::Bits* x, int64_t stride, TileMap map, WireParams p, uint8_t* wire, int64_t tiles) {
   using Bits = typename D::Bits;
   const int64_t tile = warp_tile();
   if (tile >= tiles) return;  // the whole warp
@@ -122,9 +122,8 @@ FC_DEVICE void decode_tile(const uint8_t* block, const TileMap& map, const WireP
 
 // wire of values in `dtype` -> out [T, H] fp32, contiguous; non-finite groups are added to *nonfinite.
 template <class S>
-__global__ void __launch_bounds__(kThreads)
-decode_kernel(const uint8_t* wire, TileMap map, WireParams p, DType dtype, float* out, unsigned long long* nonfinite,
-              int64_t tiles) {
+__global__ void __launch_bounds__(kThreads) decode_kernel(const uint8_t* wire, TileMap map, WireParams p, DType dtype,
+                                                          float* out, unsigned long long* nonfinite, int64_t tiles) {
   const int64_t tile = warp_tile();
   if (tile >= tiles) return;
   const uint8_t* block = wire + tile * p.block_bytes;

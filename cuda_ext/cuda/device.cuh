@@ -42,7 +42,8 @@ const char* launch_blocks(void (*kernel)(P...), unsigned blocks, int threads, co
 }
 
 inline const char* no_device() {
-  int count = 0;
+  int driver = 0, count = 0;
+  if (cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0) return "no NVIDIA driver on this machine";
   const cudaError_t error = cudaGetDeviceCount(&count);
   if (error != cudaSuccess) return cudaGetErrorString(error);
   return count > 0 ? nullptr : "no CUDA device";

@@ -62,7 +62,8 @@ FC_DEVICE void merge_groups(T (&v)[kLoads], int32_t group, const Merge& merge, c
 
 // Signed-extreme: where both signs have the largest magnitude, which of them stands first in the group.
 template <class D>
-FC_DEVICE void order_extremes(const Raw<D> (&raw)[kLoads], const int32_t (&count)[kLoads], int32_t group, Extremes (&x)[kLoads]) {
+FC_DEVICE void order_extremes(const Raw<D> (&raw)[kLoads], const int32_t (&count)[kLoads], int32_t group,
+                              Extremes (&x)[kLoads]) {
   bool tie = false;
 #pragma unroll
   for (int i = 0; i < kLoads; ++i) tie = tie || (x[i].lo == -x[i].hi && x[i].hi != 0.0f);
@@ -88,7 +89,8 @@ FC_DEVICE void order_extremes(const Raw<D> (&raw)[kLoads], const int32_t (&count
 
 // Extremes of the group that each load's 8 elements belong to. A group without elements has lo = +Inf > hi = -Inf.
 template <class D, class S>
-FC_DEVICE void tile_extremes(const Raw<D> (&raw)[kLoads], const int32_t (&count)[kLoads], int32_t group, Extremes (&x)[kLoads]) {
+FC_DEVICE void tile_extremes(const Raw<D> (&raw)[kLoads], const int32_t (&count)[kLoads], int32_t group,
+                             Extremes (&x)[kLoads]) {
   Spread<D> s[kLoads];
 #pragma unroll
   for (int i = 0; i < kLoads; ++i) s[i] = count[i] ? Spread<D>::of(raw[i]) : Spread<D>::none();

@@ -1,5 +1,5 @@
-// The few device instructions that have no C++ name, each with a host twin: so the kernels also compile with g++ and run
-// on a simulated warp (tests/simulated_warp.h), where their bytes are checked without a GPU.
+// The few device instructions that have no C++ name, each with a host twin: so the kernels also compile with g++ and
+// run on a simulated warp (tests/simulated_warp.h), where their bytes are checked without a GPU.
 #pragma once
 
 #include <type_traits>
@@ -48,7 +48,8 @@ FC_DEVICE uint32_t max_pair(uint32_t a, uint32_t b) {
   return r;
 #else
   const uint32_t r = min_pair<D>(a ^ kSignsOfPair, b ^ kSignsOfPair) ^ kSignsOfPair;
-  return ((r & 0x7FFF) == 0x7FFF ? 0x7FFF : r & 0xFFFF) | ((r >> 16 & 0x7FFF) == 0x7FFF ? 0x7FFF0000u : r & 0xFFFF0000u);
+  return ((r & 0x7FFF) == 0x7FFF ? 0x7FFF : r & 0xFFFF) |
+         ((r >> 16 & 0x7FFF) == 0x7FFF ? 0x7FFF0000u : r & 0xFFFF0000u);
 #endif
 }
 

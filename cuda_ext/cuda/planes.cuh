@@ -29,7 +29,8 @@ struct WireParams {
     p.meta[1] = static_cast<int32_t>(l.meta[1]);
     p.scale = static_cast<int32_t>(l.scale[0]);
     const int64_t bytes = f.kind == kMx ? l.groups_per_block : l.groups_per_block * l.value_bytes;
-    p.meta_slots = static_cast<int32_t>(ceil_div(bytes, kSectionAlign) * kSectionAlign / (f.kind == kMx ? 1 : l.value_bytes));
+    p.meta_slots =
+        static_cast<int32_t>(ceil_div(bytes, kSectionAlign) * kSectionAlign / (f.kind == kMx ? 1 : l.value_bytes));
     return p;
   }
 };

@@ -33,7 +33,8 @@ const char* launch_sum(Matrix x, int64_t ranks, int64_t rank_stride, void* out, 
 
 }  // namespace
 
-const char* round_trip(const Format& f, const Matrix& x, float* out, unsigned long long* nonfinite, const Where& where) {
+const char* round_trip(const Format& f, const Matrix& x, float* out, unsigned long long* nonfinite,
+                       const Where& where) {
   if (const char* why = why_not(f)) return why;
   return launch_any({x, 1, 0, make_stage(f), Stage{}, After::kStoreFp32, out, nonfinite, where});
 }
@@ -50,7 +51,7 @@ const char* all_reduce(Algorithm algorithm, const Matrix& partials, int64_t rank
   if (const char* why = why_not(reduce)) return why;
   if (const char* why = gathers ? why_not(gather) : nullptr) return why;
   return launch_any({partials, ranks, rank_stride, make_stage(reduce), gathers ? make_stage(gather) : Stage{},
-                 gathers ? After::kGather : After::kRound, out, nonfinite, where});
+                     gathers ? After::kGather : After::kRound, out, nonfinite, where});
 }
 
 }  // namespace fc::cuda

@@ -73,8 +73,7 @@ struct AnyScheme {
 
 // `kVectors` is map.vectors. The next rank's values are on their way while those of one rank are worked on.
 template <class D, class Reduce, bool kVectors>
-__global__ void __launch_bounds__(kThreads)
-reduce_kernel(const ReduceParams p) {
+__global__ void __launch_bounds__(kThreads) reduce_kernel(const ReduceParams p) {
   using Bits = typename D::Bits;
   const int64_t tile = warp_tile();
   if (tile >= p.tiles) return;
@@ -135,8 +134,8 @@ reduce_kernel(const ReduceParams p) {
 // The unquantized ordered sum: acc = +0, then every rank in order, rounded once.
 template <class D>
 __global__ void __launch_bounds__(kThreads)
-sum_kernel(const typename D::Bits* partials, int32_t ranks, int64_t rank_stride, int64_t stride, TileMap map,
-           typename D::Bits* out, int64_t tiles) {
+    sum_kernel(const typename D::Bits* partials, int32_t ranks, int64_t rank_stride, int64_t stride, TileMap map,
+               typename D::Bits* out, int64_t tiles) {
   const int64_t tile = warp_tile();
   if (tile >= tiles) return;
   const int32_t lane = static_cast<int32_t>(threadIdx.x % 32);

@@ -24,11 +24,11 @@ struct FastDivisor {
 
 // Which elements of a matrix [rows, columns] a tile holds.
 struct TileMap {
-  int64_t columns;        // H
-  int32_t rows;           // T
-  int32_t unit_shift;     // log2 of the unit
-  FastDivisor per_row;    // units in a row
-  bool vectors;           // every lane's 8 elements are all there or all missing, and 16-byte accesses are aligned
+  int64_t columns;      // H
+  int32_t rows;         // T
+  int32_t unit_shift;   // log2 of the unit
+  FastDivisor per_row;  // units in a row
+  bool vectors;         // every lane's 8 elements are all there or all missing, and 16-byte accesses are aligned
 
   // columns <= 2^31 - 1024 and units <= 2^31 - 1024, checked by the launcher.
   static TileMap make(int64_t rows, int64_t columns, int32_t unit, bool aligned) {

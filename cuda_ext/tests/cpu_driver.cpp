@@ -1,6 +1,6 @@
-// The CPU codec over many shapes, formats and instruction sets, on buffers of exactly the sizes that the layout promises:
-// meant to run under AddressSanitizer and UndefinedBehaviorSanitizer. Also checks what needs no second implementation:
-// decode(encode(x)) equals round_trip(x), and instruction sets agree. Prints the first case that fails.
+// The CPU codec over many shapes, formats and instruction sets, on buffers of exactly the sizes that the layout
+// promises: meant to run under AddressSanitizer and UndefinedBehaviorSanitizer. Also checks what needs no second
+// implementation: decode(encode(x)) equals round_trip(x), and instruction sets agree. Prints the first case that fails.
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -34,7 +34,9 @@ void fill(std::vector<uint8_t>& bytes, DType dtype) {
   const size_t item = static_cast<size_t>(dtype_bytes(dtype));
   for (size_t at = 0; at + item <= bytes.size(); at += item) {
     const uint32_t r = random_bits();
-    uint32_t bits = dtype == kBf16 ? 0x3F00u + (r & 0x80FFu) : dtype == kFp16 ? 0x3000u + (r & 0x8FFFu) : 0x3F000000u + (r & 0x80FFFFFFu);
+    uint32_t bits = dtype == kBf16   ? 0x3F00u + (r & 0x80FFu)
+                    : dtype == kFp16 ? 0x3000u + (r & 0x8FFFu)
+                                     : 0x3F000000u + (r & 0x80FFFFFFu);
     if (r % 97 == 0) bits = random_bits();
     std::memcpy(&bytes[at], &bits, item);
   }
@@ -115,8 +117,9 @@ int main(int argc, char** argv) {
           const bool ok = check(f, dtype, shape[0], shape[1], shape[0] > 50 ? 3 : 1);
           ok ? ++passed : ++failed;
           if (!ok && failed <= 10)
-            std::printf("kind %d bits %d scheme %d exponent %d spikes %d group %d dtype %d: %ld x %ld differs\n", f.kind, f.bits,
-                        f.scheme, f.exponent, f.spikes, group, dtype, static_cast<long>(shape[0]), static_cast<long>(shape[1]));
+            std::printf("kind %d bits %d scheme %d exponent %d spikes %d group %d dtype %d: %ld x %ld differs\n",
+                        f.kind, f.bits, f.scheme, f.exponent, f.spikes, group, dtype, static_cast<long>(shape[0]),
+                        static_cast<long>(shape[1]));
         }
   std::printf("%d passed, %d failed\n", passed, failed);
   return failed != 0;

@@ -1,5 +1,5 @@
-// A warp on the host: 32 fibers that take turns at every warp-wide operation. Lets the kernels of cuda/ be compiled with
-// g++ and compared with the CPU codec byte for byte where there is no GPU. It shows neither races nor speed.
+// A warp on the host: 32 fibers that take turns at every warp-wide operation. Lets the kernels of cuda/ be compiled
+// with g++ and compared with the CPU codec byte for byte where there is no GPU. It shows neither races nor speed.
 #pragma once
 
 #include <ucontext.h>

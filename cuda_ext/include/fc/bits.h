@@ -1,5 +1,5 @@
-// Bit splitting (arXiv 2508.03760): eight codes of k bits, one in each byte of a 64-bit word, to k packed bytes and back.
-// Low codes stand in low bits (little-endian). k = 1, 2, 4 or 8.
+// Bit splitting (arXiv 2508.03760): eight codes of k bits, one in each byte of a 64-bit word, to k packed bytes and
+// back. Low codes stand in low bits (little-endian). k = 1, 2, 4 or 8.
 #pragma once
 
 #include "fc/host_device.h"

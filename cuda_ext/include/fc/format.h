@@ -34,10 +34,10 @@ struct Layout {
   int64_t groups_per_block;  // whole groups
   int64_t blocks;
   int64_t block_elements, block_bytes;
-  int64_t plane[4];       // offset of the code plane of 8, 4, 2, 1 bits; -1 where there is none
-  int64_t scale[4];       // the same for packed mx scales
-  int64_t meta[2];        // first and second metadata; -1 where there is none
-  int64_t spike_values;   // -1 where there is none
+  int64_t plane[4];      // offset of the code plane of 8, 4, 2, 1 bits; -1 where there is none
+  int64_t scale[4];      // the same for packed mx scales
+  int64_t meta[2];       // first and second metadata; -1 where there is none
+  int64_t spike_values;  // -1 where there is none
   int64_t spike_positions;
   int32_t value_bytes;     // of one value, one metadata float, one spike value
   int32_t position_bytes;  // of one spike position
@@ -69,7 +69,8 @@ FC_FN Layout make_layout(const Format& f, int64_t tokens, int64_t hidden, int32_
     return at;
   };
   const int64_t groups = l.groups_per_block;
-  for (int i = 0; i < 4; ++i) l.plane[i] = section(f.bits & plane_width(i), ceil_div(l.block_elements * plane_width(i), 8));
+  for (int i = 0; i < 4; ++i)
+    l.plane[i] = section(f.bits & plane_width(i), ceil_div(l.block_elements * plane_width(i), 8));
   for (int i = 0; i < 4; ++i) l.scale[i] = section(f.scale_bits & plane_width(i), ceil_div(groups * plane_width(i), 8));
   l.meta[0] = section(f.kind != kMx, groups * value_bytes);
   l.meta[1] = section(f.scheme == kAsym, groups * value_bytes);
@@ -79,8 +80,8 @@ FC_FN Layout make_layout(const Format& f, int64_t tokens, int64_t hidden, int32_
   return l;
 }
 
-// The place of element e of a block in its code planes. In a block of 1024, e = 256 i + 8 L + j (load i, lane L, j of 8)
-// stands at 32 L + 8 i + j, so that a lane of 32 reads its values and writes its codes 16 bytes at a time.
+// The place of element e of a block in its code planes. In a block of 1024, e = 256 i + 8 L + j (load i, lane L, j of
+// 8) stands at 32 L + 8 i + j, so that a lane of 32 reads its values and writes its codes 16 bytes at a time.
 FC_FN int64_t place_of(int64_t e) { return (e & 7) | (((e >> 8) & 3) << 3) | (((e >> 3) & 31) << 5); }
 
 }  // namespace fc

@@ -96,7 +96,9 @@ struct Asym {
   }
   static FC_FN float shifted(const Scale& s, float x) { return add(mul(add(x, -s.low), s.inverse), kRounder); }
   static FC_FN float level(const Quantizer&, const Scale& s, float x) { return add(shifted(s, x), -kRounder); }
-  static FC_FN uint32_t code(const Quantizer& q, const Scale& s, float x) { return bits_of(shifted(s, x)) & q.code_mask; }
+  static FC_FN uint32_t code(const Quantizer& q, const Scale& s, float x) {
+    return bits_of(shifted(s, x)) & q.code_mask;
+  }
   static FC_FN float level_of(const Quantizer&, uint32_t code) { return integer_value(code); }
   static FC_FN float value(const Scale& s, float level) { return add(mul(level, s.step), s.low); }
 };
@@ -122,7 +124,9 @@ struct Signed {
     const float v = mul(x, s.inverse);
     return add(kExtreme ? smaller(v, q.top) : v, kSignedRounder);
   }
-  static FC_FN float level(const Quantizer& q, const Scale& s, float x) { return add(shifted(q, s, x), -kSignedRounder); }
+  static FC_FN float level(const Quantizer& q, const Scale& s, float x) {
+    return add(shifted(q, s, x), -kSignedRounder);
+  }
   static FC_FN uint32_t code(const Quantizer& q, const Scale& s, float x) {
     return (bits_of(shifted(q, s, x)) + static_cast<uint32_t>(q.small.sign_bit)) & q.code_mask;
   }
