@@ -122,8 +122,9 @@ FC_DEVICE void decode_tile(const uint8_t* block, const TileMap& map, const WireP
 
 // wire of values in `dtype` -> out [T, H] fp32, contiguous; non-finite groups are added to *nonfinite.
 template <class S>
-__global__ void __launch_bounds__(kThreads) decode_kernel(const uint8_t* wire, TileMap map, WireParams p, DType dtype,
-                                                          float* out, unsigned long long* nonfinite, int64_t tiles) {
+__global__ void __launch_bounds__(kThreads, 6)
+    decode_kernel(const uint8_t* wire, TileMap map, WireParams p, DType dtype, float* out,
+                  unsigned long long* nonfinite, int64_t tiles) {
   const int64_t tile = warp_tile();
   if (tile >= tiles) return;
   const uint8_t* block = wire + tile * p.block_bytes;

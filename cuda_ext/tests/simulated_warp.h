@@ -10,7 +10,7 @@
 #include <vector>
 
 #define __global__
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 
 struct uint2 {
   uint32_t x, y;
