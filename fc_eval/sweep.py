@@ -69,6 +69,8 @@ def plan(config: RunConfig) -> Plan:
         raise FcEvalError("device=cuda but torch sees no CUDA device: use device=cpu, or see `fc-eval doctor`")
     if config.device == "auto":
         config = replace(config, device="cuda" if gpu_present() else "cpu")
+    if config.is_baseline:
+        config = config.baseline()  # however it was asked for, it is the same run
     root = Path(config.data_root) if config.data_root else None
     files = {
         "model": files_digest(model_files(config.model)),

@@ -144,6 +144,12 @@ def test_finished_evaluations_of_a_broken_run_are_kept(tmp_path):
     assert json.loads(result.read_text())["results"] == json.loads(before)["results"]
 
 
+def test_a_baseline_is_the_same_run_however_it_was_asked_for():
+    arm = compose_one([*TINY, "comm=int4", "eval.divergence=true", "codec=reference"])
+    asked = compose_one([*TINY, "comm=fp32_ordered", "eval.divergence=true", "codec=reference"])
+    assert plan(asked).fingerprint == plan(arm.baseline()).fingerprint
+
+
 def test_the_fingerprint_follows_contents_and_not_places(tmp_path):
     one, other = tmp_path / "one.txt", tmp_path / "other.txt"
     one.write_text("the same text " * 400)
