@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from fc_eval.collective.comm import ALGORITHMS, BASELINE, Comm, parse_comm
-from fc_eval.errors import FcEvalError, unknown
+from fc_eval.errors import FcEvalError, check_scalars, unknown
 from fc_eval.evaluate.spec import EvalSpec, parse_spec, parse_specs
 from fc_eval.models.config import ModelConfig
 from fc_eval.parallel.policy import Policy, Rule
@@ -102,6 +102,11 @@ class RunConfig:
     threads: int | None = None
 
     def __post_init__(self) -> None:
+        check_scalars("", self)
+        if not 0 <= self.seed < 2**32:
+            raise FcEvalError(f"seed={self.seed} is not possible: expected 0 to {2**32 - 1}")
+        if self.threads is not None and self.threads < 1:
+            raise FcEvalError(f"threads={self.threads} is not possible: expected at least 1, or null for the default")
         if not isinstance(self.tp, int) or isinstance(self.tp, bool) or self.tp < 1:
             raise FcEvalError(f"tp={self.tp!r} is not possible: expected a whole number of ranks, at least 1")
         for kind, value, known in (("exec", self.exec, EXECS), ("codec", self.codec, CODECS)):
@@ -223,5 +228,9 @@ def _reject_unknown(where: str, given: Mapping[str, Any], known: set[str]) -> No
 
 
 def _build(where: str, kind: type[CommConfig], given: Mapping[str, Any]) -> CommConfig:
+    if not isinstance(given, Mapping):
+        raise FcEvalError(f"{where}={given!r} is not possible: choose one by name, as in comm=int4")
     _reject_unknown(where, given, {f.name for f in fields(kind)})
-    return kind(**given)
+    built = kind(**given)
+    check_scalars(where, built)
+    return built

@@ -38,6 +38,17 @@ MISTAKES = {
     "no eval": (["eval=[]"], "nothing to evaluate"),
     "missing data folder": (["eval=wikitext2", "data.root=/nonexistent/data"], "/nonexistent/data"),
     "missing model path": (["model=local", "model.path=/nonexistent/model"], "/nonexistent/model does not exist"),
+    "tp text": (["tp=two"], "tp='two' is not possible: expected a whole number"),
+    "tp fraction": (["tp=2.5"], "tp=2.5 is not possible"),
+    "threads": (["threads=abc"], "threads='abc' is not possible: expected a whole number or null"),
+    "threads 0": (["threads=0"], "threads=0 is not possible"),
+    "seed": (["seed=-1"], "seed=-1 is not possible"),
+    "seed text": (["seed=abc"], "seed='abc' is not possible: expected a whole number"),
+    "node size text": (["comm=hierarchical_int4", "comm.node_size=2.0"], "comm.node_size=2.0 is not possible"),
+    "algorithm list": (["comm.algorithm=[two_step]"], "comm.algorithm=['two_step'] is not possible: expected text"),
+    "shape text": (["model.shape.layers=abc"], "model.shape.layers='abc' is not possible"),
+    "shape 0": (["model.shape.heads=0"], "model.shape.heads=0 is not possible"),
+    "tiny seed": (["model.tiny.seed=abc"], "model.tiny.seed='abc' is not possible"),
     "unparsable": (["comm=["], "could not be read"),
 }
 

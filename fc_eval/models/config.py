@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fc_eval.errors import FcEvalError, unknown
+from fc_eval.errors import FcEvalError, check_scalars, unknown
 
 DTYPES = ("bf16", "fp16", "fp32")
 WEIGHTS = ("native",)
@@ -28,6 +28,14 @@ class Shape:
     heads: int
     kv_heads: int
     head_dim: int | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise FcEvalError(
+                    f"model.shape.{field.name}={value!r} is not possible: expected a whole number, at least 1"
+                )
 
 
 @dataclass(frozen=True)
@@ -164,6 +172,8 @@ def _build(where: str, kind: type[T], given: Any) -> T:
         if key not in names:
             raise unknown(f"key in {where}:", str(key), names)
     try:
-        return kind(**given)
+        built = kind(**given)
+        check_scalars(where, built)
+        return built
     except TypeError as error:  # a field without a default is missing
         raise FcEvalError(f"{where} is incomplete: {error}; expected {', '.join(names)}") from None
