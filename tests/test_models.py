@@ -285,3 +285,15 @@ def test_a_model_on_a_gpu(checkpoint, token_ids):
     loaded = load_model(local_config(checkpoint, dtype="bf16"), "cuda")
     assert loaded.device.type == "cuda"
     assert loaded.model(token_ids.cuda()).logits.isfinite().all()
+
+
+@pytest.mark.parametrize("weight_map", [[1], None, {"a": 1}])
+def test_an_index_without_a_map_of_files_is_a_sentence(checkpoint, tmp_path, weight_map):
+    folder = tmp_path / "broken"
+    folder.mkdir()
+    for file in checkpoint.iterdir():
+        if file.is_file() and file.name != "model.safetensors":
+            (folder / file.name).write_bytes(file.read_bytes())
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(FcEvalError, match="has no weight_map of file names"):
+        load_model(ModelConfig("broken", path=str(folder)), "cpu")

@@ -43,7 +43,10 @@ def check_folder(folder: Path) -> tuple[Path, ...]:
 def _weight_files(folder: Path) -> tuple[Path, ...]:
     if (folder / INDEX).is_file():
         index = _read_json(folder / INDEX, "it names the weight files")
-        names = sorted(set(index.get("weight_map", {}).values()))
+        weight_map = index.get("weight_map")
+        if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+            raise FcEvalError(f"{folder / INDEX} has no weight_map of file names: fetch or copy it again")
+        names = sorted(set(weight_map.values()))
         missing = [name for name in names if not (folder / name).is_file()]
         if missing or not names:
             raise FcEvalError(
