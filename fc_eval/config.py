@@ -114,6 +114,7 @@ class RunConfig:
                 raise unknown(kind, str(value), known)
         if self.device not in DEVICES:
             raise unknown("device", str(self.device), DEVICES)
+        check_scalars("eval", self.eval)
         for name in ("batch_size", "window_batch"):
             value = getattr(self.eval, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -170,7 +171,7 @@ class RunConfig:
                 specs,
                 evals.get("batch_size", 8),
                 evals.get("window_batch", 1),
-                bool(evals.get("divergence", False)),
+                evals.get("divergence", False),
             ),
             exec=tree["exec"],
             codec=tree["codec"],

@@ -48,9 +48,12 @@ def run(overrides: Sequence[str]) -> int:
     mistakes: list[str] = []
 
     def job(cfg: DictConfig) -> None:
-        if (mistakes or any(o.state == "failed" for o in outcomes)) and cfg.fail_fast:
+        if (mistakes or any(o.state == "failed" for o in outcomes)) and cfg.fail_fast is True:
             return
         try:
+            for key in ("dry_run", "fail_fast"):
+                if not isinstance(cfg[key], bool):
+                    raise FcEvalError(f"{key}={cfg[key]!r} is not possible: expected true or false")
             store = RunStore(Path(cfg.out))
             store.prepare()
             mapping = OmegaConf.to_container(cfg, resolve=True)

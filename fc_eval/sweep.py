@@ -74,7 +74,10 @@ def plan(config: RunConfig) -> Plan:
     root = Path(config.data_root) if config.data_root else None
     files = {
         "model": files_digest(model_files(config.model)),
-        "data": files_digest(data_files(config.eval.specs, root)),
+        # By evaluation: which file belongs to which one counts, not only which files there are.
+        "data": [
+            digest for spec in config.eval.specs for digest in [spec.name, *files_digest(data_files([spec], root))]
+        ],
     }
     evals = "-".join(spec.name for spec in config.eval.specs)
     comm = config.comm.build()

@@ -144,6 +144,19 @@ def test_finished_evaluations_of_a_broken_run_are_kept(tmp_path):
     assert json.loads(result.read_text())["results"] == json.loads(before)["results"]
 
 
+def test_which_file_belongs_to_which_evaluation_counts(tmp_path):
+    for name in ("f1", "f2"):
+        (tmp_path / name).write_text(f"{name} is a text of its own " * 200)
+    prints = set()
+    for order in (("f1", "f1", "f2"), ("f1", "f2", "f2")):
+        entries = [
+            f"+eval.runs.{name}={{kind:perplexity,protocol:text,window_tokens:64,limit:2,path:{tmp_path / file}}}"
+            for name, file in zip("abc", order, strict=True)
+        ]
+        prints.add(plan(compose_one(["model=tiny", "tp=2", "device=cpu", "eval=[]", *entries])).fingerprint)
+    assert len(prints) == 2
+
+
 def test_a_baseline_is_the_same_run_however_it_was_asked_for():
     arm = compose_one([*TINY, "comm=int4", "eval.divergence=true", "codec=reference"])
     asked = compose_one([*TINY, "comm=fp32_ordered", "eval.divergence=true", "codec=reference"])
