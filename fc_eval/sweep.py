@@ -190,12 +190,25 @@ def _run_child(item: Plan, baseline: str | None, folder: RunFolder) -> Outcome:
             beat.set()
             heart.join()
     seconds = time.time() - started
+    if _files_changed(item):
+        folder.discard_results()
+        error = "its model or data files changed while it ran, so its numbers were thrown away: run it again"
+        folder.set_status("failed", error=error)
+        return Outcome("failed", folder, seconds, error)
     if code == 0 and (folder.path / "result.json").exists():
         folder.set_status("done")
         return Outcome("done", folder, seconds)
     error = _explain(code, tail)
     folder.set_status("failed", error=error)
     return Outcome("failed", folder, seconds, error)
+
+
+def _files_changed(item: Plan) -> bool:
+    """Whether the files of a run are no longer those that its fingerprint was made of."""
+    try:
+        return plan(item.config).fingerprint != item.fingerprint
+    except (FcEvalError, OSError):  # one of them is gone
+        return True
 
 
 def _heartbeat(folder: RunFolder, child: int, stop: threading.Event) -> None:

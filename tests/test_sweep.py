@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fc_eval import sweep
 from fc_eval.hydra_app import compose_one
 from fc_eval.results.store import RunStore
 from fc_eval.sweep import Outcome, execute, plan
@@ -155,6 +156,26 @@ def test_which_file_belongs_to_which_evaluation_counts(tmp_path):
         ]
         prints.add(plan(compose_one(["model=tiny", "tp=2", "device=cpu", "eval=[]", *entries])).fingerprint)
     assert len(prints) == 2
+
+
+def test_numbers_of_files_that_changed_during_the_run_are_thrown_away(tmp_path, monkeypatch):
+    text = tmp_path / "text.txt"
+    text.write_text("the first text " * 400)
+    store = RunStore(tmp_path / "runs")
+    store.prepare()
+    target = plan(compose_one([*TINY, "comm=fp32_ordered", f"eval.runs.text.path={text}"]))
+    command = sweep.child_command
+
+    def swap_and_run(folder):
+        text.write_text("quite another text " * 400)  # after the fingerprint was made, before the child reads it
+        return command(folder)
+
+    monkeypatch.setattr(sweep, "child_command", swap_and_run)
+    (outcome,) = execute(target.config, store, say=lambda text: None)
+    assert outcome.state == "failed"
+    assert "files changed while it ran" in str(outcome.error)
+    assert not list(store.root.glob("*/result.json"))
+    assert not list(store.root.glob("*/evals/*"))
 
 
 def test_a_baseline_is_the_same_run_however_it_was_asked_for():

@@ -9,6 +9,7 @@ An evaluation's files appear as soon as it is done, so a run that dies in the th
 
 import json
 import os
+import shutil
 import socket
 import tempfile
 import time
@@ -129,6 +130,13 @@ class RunFolder:
             lines = "".join(json.dumps(row, sort_keys=True, default=float) + "\n" for row in rows)
             write_atomic(self.path / f"samples_{name}.jsonl", lines.encode())
         write_json(self.path / "evals" / f"{name}.json", summary)
+
+    def discard_results(self) -> None:
+        """Removes every number of the run; its configuration, status and log stay."""
+        shutil.rmtree(self.path / "evals", ignore_errors=True)
+        for pattern in ("result.json", "windows_*.npz", "samples_*.jsonl"):
+            for file in self.path.glob(pattern):
+                file.unlink()
 
     def load_eval(self, name: str) -> dict[str, Any] | None:
         """The summary of an evaluation that is complete, None otherwise."""
