@@ -48,6 +48,7 @@ class Plan:
     config: RunConfig
     name: str
     fingerprint: str
+    model_files: tuple[str, ...]
 
 
 @cache
@@ -88,6 +89,7 @@ def plan(config: RunConfig) -> Plan:
         config,
         "".join(c if c.isalnum() or c in "-_." else "_" for c in name)[:120],
         fingerprint(config.identity(), files),
+        tuple(files["model"]),
     )
 
 
@@ -156,7 +158,12 @@ def child_command(folder: RunFolder) -> list[str]:
 
 def _run_child(item: Plan, baseline: str | None, folder: RunFolder) -> Outcome:
     folder.write_config(
-        {"config": item.config.as_dict(), "fingerprint": item.fingerprint, "baseline_fingerprint": baseline}
+        {
+            "config": item.config.as_dict(),
+            "fingerprint": item.fingerprint,
+            "baseline_fingerprint": baseline,
+            "model_files": list(item.model_files),
+        }
     )
     started = time.time()
     folder.set_status("running", child=None)

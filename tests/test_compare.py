@@ -134,6 +134,24 @@ def test_pairs_that_differ_are_refused_with_the_reason(tmp_path, change, words):
 
 
 @pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"model_files": ["a" * 64]}, "contents of the model's files"),
+        ({"config": {"model": {"tiny": {"family": "llama", "seed": 1}}}}, "model.tiny"),
+        ({"config": {"model": {"attn_implementation": "eager"}}}, r"model.attn_implementation \(eager and sdpa\)"),
+    ],
+)
+def test_two_models_of_one_name_are_refused(tmp_path, settings, words):
+    b, a = written(tmp_path, Run(), quantized(Run(), "int4", 4.25, 0.02))
+    theirs = {"tiny": {"family": "llama", "seed": 0}, "attn_implementation": "sdpa"}
+    b = replace(b, config={"config": {"model": theirs}, "model_files": ["b" * 64]})
+    ours = settings.get("config", {"model": theirs})
+    a = replace(a, config={"config": ours, "model_files": settings.get("model_files", ["b" * 64])})
+    with pytest.raises(FcEvalError, match=words):
+        compare_runs(a, b)
+
+
+@pytest.mark.parametrize(
     ("edit", "words"),
     [
         (lambda rows: rows[:-1], r"same questions of piqa \(199 and 200; 1 are in one run only"),

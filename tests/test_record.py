@@ -131,6 +131,19 @@ def test_a_file_cut_off_anywhere_is_found(tmp_path, run_path, name):
         assert name in problems[0].reason
 
 
+def test_no_flipped_byte_of_an_npz_ends_a_report(tmp_path, run_path):
+    file = run_path / "windows_wikitext2.npz"
+    with np.load(file) as data:
+        np.savez_compressed(file, **dict(data))
+    whole, broken = file.read_bytes(), 0
+    for place in range(0, len(whole), 3):
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        _, problems = load_runs(tmp_path)
+        assert {problem.state for problem in problems} <= {"broken"}
+        broken += len(problems)
+    assert broken > len(whole) // 6  # the rest are time stamps and the like, which decide nothing
+
+
 def test_samples_cut_off_between_two_lines_are_found(run_path):
     file = run_path / "samples_arc_easy.jsonl"
     file.write_text("".join(line + "\n" for line in file.read_text().splitlines()[:-1]))

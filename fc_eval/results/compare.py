@@ -117,6 +117,7 @@ def _describe(run: RunRecord) -> str:
 
 def _same_setting(a: RunRecord, b: RunRecord) -> None:
     facts = [(key, getattr(a.arm, key), getattr(b.arm, key)) for key in ("model", "weights", "dtype", "tp")]
+    facts += _model_facts(a, b)
     facts.append(("device type", a.device_type, b.device_type))
     facts.append(("batch size (tasks, windows)", a.batch_size, b.batch_size))
     common = [name for name in a.evals if name in b.evals]
@@ -136,6 +137,19 @@ def _same_setting(a: RunRecord, b: RunRecord) -> None:
             f"{a.path.name} ran {', '.join(a.evals)} and {b.path.name} ran {', '.join(b.evals)}: "
             "expected at least one evaluation in common"
         )
+
+
+def _model_facts(a: RunRecord, b: RunRecord) -> list[tuple[str, object, object]]:
+    """Where the weights come from and what they are: two models may share a name. Older records say less."""
+    ours, theirs = (run.config.get("config", run.config).get("model") or {} for run in (a, b))
+    keys = ("hub_id", "revision", "package", "tiny", "attn_implementation", "add_bos_token")
+    facts: list[tuple[str, object, object]] = [
+        (f"model.{key}", ours[key], theirs[key]) for key in keys if key in ours and key in theirs
+    ]
+    our_files, their_files = (run.config.get("model_files") for run in (a, b))
+    if our_files is not None and their_files is not None:
+        facts.append(("contents of the model's files", our_files, their_files))
+    return facts
 
 
 def _short(value: object) -> str:

@@ -69,7 +69,7 @@ def read_windows(folder: Path, name: str) -> Windows:
             arrays = {key: data[key] for key in data.files}
     except FileNotFoundError:
         raise FcEvalError(f"it has no {file}: {AGAIN}") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError):  # what zipfile raises
         raise FcEvalError(f"{file} is cut off or not an npz file: {AGAIN}") from None
     missing = [key for key in ("nll_sum", "tokens", "cluster") if key not in arrays]
     if missing:
