@@ -15,6 +15,7 @@ usage: fc-eval COMMAND ...
   report RUNS ... --out DIR               tables, plots and one HTML page from run folders
   compare RUN_A RUN_B                     paired comparison of two runs
   formats [--tokens T] [--hidden H]       every wire format, its bits, and which codec covers it
+  bench NAME [KEY=VALUE] ...              how fast the codecs are; what emulating communication costs
   doctor [KEY=VALUE] ...                  what is installed, found and possible here
 
 examples:
@@ -37,7 +38,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print(f"fc-eval {__version__}")
         return 0
-    handlers = {"run": _run, "report": _report, "compare": _compare, "formats": _formats, "doctor": _doctor}
+    handlers = {
+        "run": _run,
+        "report": _report,
+        "compare": _compare,
+        "formats": _formats,
+        "bench": _bench,
+        "doctor": _doctor,
+    }
     try:
         if command not in handlers:
             from fc_eval.errors import unknown
@@ -98,6 +106,12 @@ def _formats(rest: list[str]) -> int:
     given = parser.parse_args(rest)
     print(formats_table(given.names, given.tokens, given.hidden, given.dtype))
     return 0
+
+
+def _bench(rest: list[str]) -> int:
+    from fc_eval.bench.command import bench
+
+    return bench(rest)
 
 
 def _doctor(rest: list[str]) -> int:

@@ -1,0 +1,1 @@
+"""Measurements of this machine: how fast the codecs are, and what emulating quantized communication costs."""

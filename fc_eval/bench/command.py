@@ -1,0 +1,53 @@
+"""`fc-eval bench codec|emulation KEY=VALUE ...`."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fc_eval.bench.options import describe_options, read_options
+from fc_eval.errors import unknown
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One measurement: its options, what it does, and its help text."""
+
+    options: type[Any]
+    run: Callable[[Any, str], int]
+    text: str
+
+
+def _codec() -> Bench:
+    from fc_eval.bench import codec
+
+    return Bench(codec.CodecBenchOptions, codec.bench_codec, codec.__doc__ or "")
+
+
+BENCHES: dict[str, Callable[[], Bench]] = {"codec": _codec}
+
+USAGE = """\
+usage: fc-eval bench NAME [KEY=VALUE] ...
+
+  codec       speed of the codecs beside a copy, bytes checked first
+
+`fc-eval bench NAME --help` says what is measured and lists the keys. Nothing is fetched; no network is needed.
+"""
+
+
+def bench(words: Sequence[str]) -> int:
+    """Runs one measurement; returns the exit status.
+
+    Raises:
+        FcEvalError: an unknown name or option, or whatever the measurement finds wrong.
+    """
+    if not words or words[0] in ("-h", "--help"):
+        print(USAGE, end="")
+        return 0
+    name, *rest = words
+    if name not in BENCHES:
+        raise unknown("bench", name, BENCHES, hint="`fc-eval bench --help` describes them")
+    chosen = BENCHES[name]()
+    if any(word in ("-h", "--help") for word in rest):
+        print(f"{chosen.text.strip()}\n\noptions and their defaults:\n{describe_options(chosen.options)}")
+        return 0
+    return chosen.run(read_options(chosen.options, rest), f"fc-eval bench {' '.join(words)}")
