@@ -1,6 +1,7 @@
 """The benches: bytes are checked before anything counts, rows of other machines stay, options are read strictly."""
 
 import csv
+import runpy
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 from test_cli import run_cli
 
 from fc_eval.bench import codec as codec_bench
+from fc_eval.bench import emulation
 from fc_eval.bench.bytes import awkward_values, check_small, same_bytes
 from fc_eval.bench.operations import POISON, Problem, result_of
 from fc_eval.bench.options import describe_options, read_options
@@ -134,6 +136,8 @@ MISTAKES = {
     "dtype": (["codec", "dtype=fp64"], "unknown dtype 'fp64'"),
     "codec": (["codec", "codecs=cpuu"], "unknown codec 'cpuu': did you mean 'cpu'"),
     "format": (["codec", "formats=itn4"], "unknown format 'itn4': did you mean 'int4'"),
+    "no shape": (["emulation", "shape=llama3"], "unknown model 'llama3': did you mean 'llama3_"),
+    "one emulated rank": (["emulation", "tp=1"], "one rank reduces nothing"),
     "threads": (["codec", "threads=0"], "threads=0 is not possible"),
 }
 
@@ -145,6 +149,36 @@ def test_a_mistake_is_one_sentence(case, capsys):
     assert status == 2
     assert err.count("\n") == 1
     assert sentence in err
+
+
+def test_bench_emulation_keeps_other_rows_and_replaces_its_own(capsys, tmp_path):
+    out = tmp_path / "emulation.csv"
+    small = ["tokens=16", "repeats=1", "codec=reference", "tp=2,4", f"out={out}"]
+    other = dict.fromkeys(emulation.COLUMNS, "x")
+    merge_csv(out, emulation.COLUMNS, emulation.KEY, [other])
+    for words in (["model=tiny", "comm=int4,int8-g32"], ["shape=tiny", "layers=1"], ["shape=tiny", "layers=1"]):
+        status, printed, err = run_cli(capsys, "bench", "emulation", *words, *small)
+        assert (status, err) == (0, "")
+        assert "seconds_plain" in printed
+    with out.open() as file:
+        rows = list(csv.DictReader(file))
+    assert rows[0] == other
+    found = {(row["model"], row["comm"], row["tp"], row["codec"], row["dtype"]) for row in rows[1:]}
+    shape = "tiny shape (1 layers, random weights)"
+    models = [("tiny", "int4"), ("tiny", "int8-g32"), (shape, "int4")]
+    assert found == {(model, comm, tp, "reference", "bf16") for model, comm in models for tp in ("2", "4")}
+    assert len(rows) == 1 + len(found)
+    for row in rows[1:]:
+        expected = float(row["seconds"]) / float(row["seconds_plain"])
+        assert float(row["ratio"]) == pytest.approx(expected, rel=0.01)  # ratio has 3 decimals, seconds have 6
+
+
+def test_emulation_script_is_the_command(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["bench_emulation.py", "tokens=0"])
+    with pytest.raises(SystemExit) as left:
+        runpy.run_path(str(Path(__file__).parents[1] / "scripts" / "bench_emulation.py"), run_name="__main__")
+    assert left.value.code == 2
+    assert "tokens=0 is not possible" in capsys.readouterr().err
 
 
 def test_help_says_how(capsys):

@@ -23,12 +23,19 @@ def _codec() -> Bench:
     return Bench(codec.CodecBenchOptions, codec.bench_codec, codec.__doc__ or "")
 
 
-BENCHES: dict[str, Callable[[], Bench]] = {"codec": _codec}
+def _emulation() -> Bench:
+    from fc_eval.bench import emulation
+
+    return Bench(emulation.EmulationBenchOptions, emulation.bench_emulation, emulation.__doc__ or "")
+
+
+BENCHES: dict[str, Callable[[], Bench]] = {"codec": _codec, "emulation": _emulation}
 
 USAGE = """\
 usage: fc-eval bench NAME [KEY=VALUE] ...
 
   codec       speed of the codecs beside a copy, bytes checked first
+  emulation   a model's forward under a quantized comm over the same under plain
 
 `fc-eval bench NAME --help` says what is measured and lists the keys. Nothing is fetched; no network is needed.
 """
