@@ -1,6 +1,6 @@
 """Writes the golden vectors of WIRE.md from the scalar oracle of the tests.
 
-    python scripts/make_golden.py               write a missing file; compare an existing one
+    python scripts/make_golden.py               write a missing file; compare an existing one and add what it lacks
     python scripts/make_golden.py --overwrite   replace a file that differs, on purpose
 
 Vectors that differ mean that the contract changed: raise `WIRE_VERSION` (the new version gets a file of its own),
@@ -29,16 +29,18 @@ def main() -> int:
     old = vectors.load(given.out) if given.out.exists() else {}
     inputs = {key.removeprefix("input/"): array for key, array in old.items() if key.startswith("input/")}
     new = vectors.build(inputs or None)
-    changed = vectors.differences(old, new)
-    if not changed:
+    differing = vectors.differences(old, new)
+    changed = [key for key in differing if key in old]
+    if not differing:
         print(f"{given.out}: unchanged, {len(new)} arrays")
         return 0
-    if old and not given.overwrite:
+    if changed and not given.overwrite:
         print(f"{given.out}: {len(changed)} arrays differ, left alone: {', '.join(changed[:5])} ...", file=sys.stderr)
         return 1
     given.out.parent.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(given.out, **new)
-    print(f"{given.out}: wrote {len(new)} arrays, {given.out.stat().st_size} bytes")
+    added = len(differing) - len(changed)
+    print(f"{given.out}: {len(new)} arrays, {added} added, {len(changed)} changed, {given.out.stat().st_size} bytes")
     return 0
 
 

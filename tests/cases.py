@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from fc_eval.codec.base import DTYPES
+from fc_eval.wire.format import FORMATS as TABLE
 from fc_eval.wire.format import WireFormat, parse_format
 
 # Every width in every scheme, then every metadata kind, then group sizes around the special ones.
@@ -28,7 +29,11 @@ FLOAT_FORMATS = [
     for base in ("fp8_e4m3", "fp8_e5m2", "fp6_e3m2", "fp6_e2m3", "fp4_e2m1")
     for suffix in ("-g32", "-g100-sfp16", "-gtoken-sbf16")
 ]
-FORMATS = INTEGER_FORMATS + SCALE_FORMATS + GROUP_FORMATS + FLOAT_FORMATS
+MX_FORMATS = [name for name, row in TABLE.items() if row.kind == "mx"]
+MX_FORMATS += ["mxfp4-g128", "mxfp6_e2m3-g100", "mxfp8_e4m3-gtoken"]
+MX_FORMATS += ["mxint4-g16-e4m0", "mxfp4-e5m0", "mxfp5_e2m2-g8-e6m0", "mxint3-g9-e7m0"]  # scales packed by planes
+# New formats go to the end: the golden vectors of the others are not to move.
+FORMATS = INTEGER_FORMATS + SCALE_FORMATS + GROUP_FORMATS + FLOAT_FORMATS + MX_FORMATS
 
 # T, H: one element; a short group; a row shorter than a block; a whole block; several blocks with a ragged end.
 SHAPES = [(1, 1), (3, 20), (2, 130), (1, 1024), (5, 300)]
@@ -174,4 +179,7 @@ COMMS = [
     ("hierarchical@3:int6-g9-se/int8-g32", 6),
     ("hierarchical@2:int4-g32/int8", 2),
     ("hierarchical@1:int4-g32/int8", 3),
+    ("mxfp4/mxfp8_e4m3", 3),
+    ("one_step:mxint4-g16-e4m0", 2),
+    ("ring:mxfp6_e2m3", 3),
 ]

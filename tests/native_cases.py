@@ -10,7 +10,7 @@ import torch
 
 from fc_eval.codec.base import DTYPE_NAMES, RoundTrip
 from fc_eval.codec.native_extension import native_status
-from fc_eval.wire import MINIFLOATS, WireFormat, parse_format
+from fc_eval.wire import WireFormat, parse_format
 from fc_eval.wire.layout import Layout, layout
 
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
@@ -55,13 +55,6 @@ def beside_extremes(dtype: torch.dtype) -> torch.Tensor:
     return torch.cat(rows)
 
 
-def mx_format(element: str | None, bits: int, group: int = 32, scale_bits: int = 8) -> WireFormat:
-    """A power-of-two scale; `element` is a minifloat, or None for sign-magnitude integers."""
-    return WireFormat(f"mx_{element or f'int{bits}'}", "mx", bits, group, element=element, scale_bits=scale_bits)
-
-
-MX_FORMATS = [mx_format(name, kind.bits) for name, kind in MINIFLOATS.items()]
-MX_FORMATS += [mx_format(None, 8), mx_format(None, 4, scale_bits=5), mx_format(None, 3, 16, scale_bits=7)]
 SPIKE_FORMATS = [
     parse_format(name)
     for name in ("int2-g32-sr", "int3-g64-sr", "int4-g128-sym-sr", "int5-g9-se-sr", "fp4_e2m1-g32-sr", "int2-gtoken-sr")
@@ -69,44 +62,9 @@ SPIKE_FORMATS = [
 SPIKE_FORMATS += [parse_format("int3-g1024-sr"), parse_format("int4-g4096-sr")]
 
 
-# A second opinion on mx and spikes, scalar, from WIRE.md alone --------------------------------------------------------
+# A second opinion on spikes, scalar, from WIRE.md alone --------------------------------------------------------
 
 Group = list[np.float32]
-
-
-def _mx_group(x: Group, fmt: WireFormat) -> tuple[int, list[int], Group]:
-    """Scale code, codes and decoded values of a finite group."""
-    top = 2 ** (fmt.scale_bits - 1) - 1
-    amax = max(abs(float(v)) for v in x)
-    if amax == 0:
-        return 0, [0] * len(x), [floats.ZERO] * len(x)
-    emax = MINIFLOATS[fmt.element].emax if fmt.element else 0
-    exponent = min(max(int(np.floor(np.log2(np.float64(amax)))) - emax, -top), top)
-    codes, values = [], []
-    for v in x:
-        scaled = np.float32(np.float64(v) * 2.0**-exponent)
-        if fmt.element:
-            code = floats.small_code(scaled, fmt.element)
-            level = floats.small_value(code, fmt.element)
-        else:
-            steps = min(round(abs(float(scaled)) * 2 ** (fmt.bits - 2)), 2 ** (fmt.bits - 1) - 1)
-            code = steps + (2 ** (fmt.bits - 1) if v < 0 and steps else 0)
-            level = (-1 if v < 0 else 1) * steps / 2 ** (fmt.bits - 2)
-        codes.append(code)
-        values.append(floats.plus_zero(np.float32(level)) * np.float32(2.0**exponent))
-    return exponent + top, codes, values
-
-
-def mx_round_trip(x: Group, fmt: WireFormat) -> Group:
-    if not all(floats.finite(v) for v in x):
-        return [floats.NAN] * len(x)
-    return _mx_group(x, fmt)[2]
-
-
-def mx_codes(x: Group, fmt: WireFormat) -> tuple[int, list[int]]:
-    if not all(floats.finite(v) for v in x):
-        return 2**fmt.scale_bits - 1, [0] * len(x)
-    return _mx_group(x, fmt)[:2]
 
 
 def spike_positions(x: Group) -> tuple[int, int]:

@@ -23,6 +23,10 @@ SMALL_FLOATS = {
     "e2m0": (2, 0, 1, 4.0),
     "e1m1": (1, 1, 0, 3.0),
 }
+INTEGERS = {"int8": 8, "int5": 5, "int4": 4, "int3": 3}  # of mx: sign and magnitude in steps of 2^(2 - bits)
+SMALL_FLOATS |= {name: (0, b - 1, 0, (2 ** (b - 1) - 1) / 2 ** (b - 2)) for name, b in INTEGERS.items()}
+EMAX = {"e5m2": 15, "e4m3": 8, "e3m2": 4, "e2m3": 2, "e3m1": 4, "e2m2": 2, "e3m0": 4, "e2m1": 2, "e1m2": 1, "e2m0": 2}
+EMAX |= {"e1m1": 1, "int8": 0, "int5": 0, "int4": 0, "int3": 0}
 ZERO, ONE, NAN = np.float32(0), np.float32(1), np.float32("nan")
 
 
@@ -66,12 +70,20 @@ def finite(x: np.float32) -> bool:
 
 
 def small_value(code: int, element: str) -> float:
+    """The value by the formula; a decoder reads what lies above the largest finite value as that (`read_code`)."""
     exponent, mantissa, bias, _ = SMALL_FLOATS[element]
     sign = -1.0 if code >> (exponent + mantissa) else 1.0
+    if element in INTEGERS:
+        return sign * (code & (2**mantissa - 1)) / 2 ** (mantissa - 1)
     field, fraction = (code >> mantissa) & (2**exponent - 1), code & (2**mantissa - 1)
     if field == 0:
         return sign * fraction * 2.0 ** (1 - bias - mantissa)
     return sign * (1 + fraction / 2**mantissa) * 2.0 ** (field - bias)
+
+
+def read_code(code: int, element: str) -> float:
+    largest = SMALL_FLOATS[element][3]
+    return min(max(small_value(code, element), -largest), largest)
 
 
 def small_code(x: np.float32, element: str) -> int:

@@ -1,7 +1,7 @@
 """The arithmetic of WIRE.md over whole arrays, for exhaustive tests: extremes as metadata, full groups, no bytes."""
 
 import numpy as np
-from oracle_floats import SMALL_FLOATS, small_values
+from oracle_floats import EMAX, SMALL_FLOATS, small_values
 
 
 def nearest_small(x: np.ndarray, element: str) -> np.ndarray:
@@ -21,6 +21,8 @@ def round_trip(x: np.ndarray, fmt) -> np.ndarray:
 
 
 def _round_trip(x: np.ndarray, fmt) -> np.ndarray:
+    if fmt.kind == "mx":
+        return _mx(x, fmt)
     one, zero, b = np.float32(1), np.float32(0), fmt.bits
     low = zero
     if fmt.scheme == "asym":
@@ -44,4 +46,15 @@ def _round_trip(x: np.ndarray, fmt) -> np.ndarray:
         bottom = -(2 ** (b - 1)) if fmt.scheme == "se" else 1 - 2 ** (b - 1)
         values = np.clip(np.rint(ratio), bottom, 2 ** (b - 1) - 1) * step + zero
     values[~np.isfinite(extent[:, 0])] = np.nan
+    return values
+
+
+def _mx(x: np.ndarray, fmt) -> np.ndarray:
+    """In doubles, which hold every quotient and product by a power of two exactly."""
+    amax = np.abs(x.astype(np.float64)).max(1, keepdims=True)
+    top = 2 ** (fmt.scale_bits - 1) - 1
+    exponent = np.clip(np.frexp(amax)[1] - 1 - EMAX[fmt.element], -top, top)
+    values = nearest_small(np.ldexp(x.astype(np.float64), -exponent), fmt.element)
+    values = np.ldexp(values.astype(np.float64), exponent).astype(np.float32)
+    values[~np.isfinite(amax[:, 0])] = np.nan
     return values

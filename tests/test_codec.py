@@ -2,6 +2,7 @@
 
 import numpy as np
 import oracle
+import oracle_floats
 import oracle_numpy
 import pytest
 import torch
@@ -63,7 +64,7 @@ def test_any_bit_pattern_equals_the_oracle(data):
     fmt = parse_format(data.draw(st.sampled_from(FORMATS)))
     dtype_name = data.draw(st.sampled_from(sorted(DTYPES)))
     tokens, hidden = data.draw(st.integers(0, 3)), data.draw(st.integers(1, 70))
-    size = oracle.WIDTH[dtype_name]
+    size = oracle_floats.WIDTH[dtype_name]
     raw = data.draw(st.binary(min_size=size * tokens * hidden, max_size=size * tokens * hidden))
     integers = np.frombuffer(raw, np.int16 if size == 2 else np.int32).reshape(tokens, hidden).copy()
     assert_equals_oracle(torch.from_numpy(integers).view(DTYPES[dtype_name]), fmt, dtype_name, (fmt.name, dtype_name))
@@ -97,6 +98,14 @@ def test_every_16_bit_value_minifloats(dtype, name):
     exhaust(dtype, f"{name}-g4096")
 
 
+@pytest.mark.parametrize(
+    "name", ["mxfp8_e4m3", "mxfp8_e5m2", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp4", "mxint8", "mxfp4-e4m0", "mxint4-e5m0"]
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_every_16_bit_value_mx(dtype, name):
+    exhaust(dtype, f"{name}-g4096")
+
+
 def exhaust(dtype: torch.dtype, name: str) -> None:
     fmt, info = parse_format(name), torch.finfo(dtype)
     exponents = (
@@ -117,7 +126,17 @@ def exhaust(dtype: torch.dtype, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["int4-g32", "int7-g9-sym", "int5-g32-se", "int8-sfp16-zint16", "fp6_e3m2-g32", "fp4_e2m1"]
+    "name",
+    [
+        "int4-g32",
+        "int7-g9-sym",
+        "int5-g32-se",
+        "int8-sfp16-zint16",
+        "fp6_e3m2-g32",
+        "fp4_e2m1",
+        "mxfp8_e4m3",
+        "mxint5-e6m0",
+    ],
 )
 @pytest.mark.parametrize("dtype_name", sorted(DTYPES))
 def test_every_code_decodes(name, dtype_name):
@@ -126,7 +145,7 @@ def test_every_code_decodes(name, dtype_name):
     x = torch.randn(2, 700, generator=torch.Generator().manual_seed(0)).to(dtype)
     shape = layout(fmt, 2, 700, dtype_name)
     blocks = CODEC.encode(x, fmt).view(shape.blocks, shape.block_bytes)
-    planes = [section for section in shape.sections if section.name.startswith("plane")]
+    planes = [section for section in shape.sections if section.name.startswith(("plane", "scale"))]
     for section in planes:
         blocks[:, section.offset : section.offset + section.payload_bytes] = torch.randint(
             256, (shape.blocks, section.payload_bytes), dtype=torch.uint8, generator=torch.Generator().manual_seed(1)

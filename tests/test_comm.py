@@ -12,6 +12,9 @@ NAMES = {
     "int4/int8-g32-sym": "two_step:int4-g128-asym/int8-g32-sym",
     "fp8_e4m3": "two_step:fp8_e4m3-g128",
     "int4_fp8_e4m3": "two_step:int4-g128-asym/fp8_e4m3-g128",
+    "mxfp4": "two_step:mxfp4-g32",
+    "mxfp4_int8": "two_step:mxfp4-g32/int8-g128-asym",
+    "mxfp8_e4m3-e5m0": "two_step:mxfp8_e4m3-g32-e5m0",
     "one_step:int6-g32": "one_step:int6-g32-asym",
     "ring:int4-gtoken": "ring:int4-gtoken-asym",
     "hierarchical@4:int4_int8": "hierarchical@4:int4-g128-asym/int8-g128-asym",
@@ -51,6 +54,8 @@ def test_labels_for_tables():
     assert parse_comm("int4").label == "INT4 g128"
     assert parse_comm("int4_int8").label == "INT6 (INT4 reduce, INT8 gather) g128"
     assert parse_comm("one_step:int6-g32").label == "one-step INT6 g32"
+    assert parse_comm("mxfp4").label == "MXFP4 g32"
+    assert parse_comm("int2-g64-sr").label == "INT2 g64-sr"
     assert BASELINE.label == "baseline (fp32 ordered)"
 
 

@@ -76,3 +76,9 @@ def test_oracle_gives_them_and_the_script_overwrites_nothing(tmp_path):
     assert copy.read_bytes() == before
     assert subprocess.run([*run, "--overwrite"], capture_output=True).returncode == 0
     assert not golden.differences(golden.load(copy), VECTORS)
+
+    del altered[key]
+    np.savez_compressed(copy, **altered)
+    added = subprocess.run(run, capture_output=True, text=True)
+    assert "1 added, 0 changed" in added.stdout, added.stderr
+    assert not golden.differences(golden.load(copy), VECTORS)

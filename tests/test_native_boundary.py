@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 from cases import Case
-from native_cases import mx_format, require, same_bits
+from native_cases import require, same_bits
 
 from fc_eval.codec import native_extension, native_ops
 from fc_eval.codec.native import CpuCodec, cpu_codec, native_status
@@ -175,7 +175,7 @@ def test_python_and_native_names_agree(module):
         *("kind", "bits", "group", "scheme", "exponent", "mantissa", "bias", "max_code", "emax", "scale_bits", "spikes")
     }
     assert module.DTYPES["uint8"] != module.DTYPES["bf16"]
-    assert len(format_ints(mx_format("e2m1", 4), module)) == len(module.FORMAT_FIELDS)
+    assert len(format_ints(parse_format("mxfp4"), module)) == len(module.FORMAT_FIELDS)
 
 
 def test_the_extension_needs_no_torch():

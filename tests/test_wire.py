@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import oracle
+import oracle_floats
 import pytest
 from cases import FORMATS
 from hypothesis import given, settings
@@ -31,6 +32,10 @@ def test_a_name_reads_back_as_the_same_format(name):
         ("int4-g32-g64", "sets group_size twice"),
         ("int4-symm", "unknown suffix"),
         ("fp8_e4m3-sym", "no integer scheme"),
+        ("mxint8-sym", "no integer scheme"),
+        ("mxfp4-sfp16", "power-of-two scale: leave out '-sfp16'"),
+        ("fp4_e2m1-e8m0", "no power-of-two scale: leave out '-e8m0'"),
+        ("mxfp4-e3m0", "unknown suffix"),
         ("int4-zint16", "needs the asymmetric scheme and a rounded scale"),
         ("int4-sym-sfp16-zint16", "needs the asymmetric scheme and a rounded scale"),
     ],
@@ -45,7 +50,7 @@ def test_minifloat_table_follows_from_its_bits():
     for name, kind in MINIFLOATS.items():
         codes = 2 ** (kind.exponent + kind.mantissa)
         reserved = {"e4m3": 1, "e5m2": 2**kind.mantissa}.get(name, 0)
-        largest = oracle.small_value(codes - 1 - reserved, name)
+        largest = oracle_floats.small_value(codes - 1 - reserved, name)
         assert largest == kind.largest
         assert kind.emax == math.floor(math.log2(kind.largest))
         assert kind.bits == int(kind.exponent + kind.mantissa + 1)
@@ -71,7 +76,7 @@ def test_layout_equals_the_oracles_message(name, dtype):
         assert all(s.nbytes % 16 == 0 and 0 <= s.nbytes - s.payload_bytes < 16 for s in shape.sections)
         assert shape.block_bytes == ends[-1]
         if group <= 300:  # the oracle is slow; larger groups have the same arithmetic
-            rows = [[oracle.ZERO] * hidden for _ in range(tokens)]
+            rows = [[oracle_floats.ZERO] * hidden for _ in range(tokens)]
             assert shape.total_bytes == len(oracle.encode(rows, fmt, dtype))
 
 
@@ -98,6 +103,11 @@ def test_sections_of_one_format_in_numbers():
         ("int4", "fp32", 4.5),
         ("int4-sfp16-zint16", "fp32", 4.25),
         ("fp8_e4m3", "bf16", 8.125),
+        ("mxfp8_e5m2", "bf16", 8.25),
+        ("mxfp6_e3m2", "fp32", 6.25),
+        ("mxfp4", "bf16", 4.25),
+        ("mxfp4-g16-e4m0", "bf16", 4.25),
+        ("mxint8-g128", "bf16", 8.125),  # 8 scales of a byte in a section of 16
         ("int4-gtoken", "bf16", 4 + 8 * 32 / 4096),  # two extremes, each in a section of 16 bytes, per row of 4096
     ],
 )

@@ -15,6 +15,7 @@ import torch
 from fc_eval.codec.base import DTYPES
 from fc_eval.codec.canonical import fill_nan_
 from fc_eval.codec.minifloat import round_to_grid_
+from fc_eval.codec.power_of_two import shared_scale
 from fc_eval.wire.format import WireFormat
 
 # int16 zero points saturate here.
@@ -25,7 +26,7 @@ class Metadata(NamedTuple):
     """What travels beside the codes, in fp32 [T, G, 1]: every value is exact in `metadata_dtype`.
 
     Attributes:
-        first: lo, amax, the signed extreme e, or the rounded scale; NaN marks a non-finite group.
+        first: lo, amax, the signed extreme e, or the scale (rounded, or a power of two); NaN marks a non-finite group.
         second: hi, the rounded lo or the integer zero point; None where the format has one value only.
     """
 
@@ -69,7 +70,7 @@ def level_range(fmt: WireFormat) -> tuple[float, float]:
 
 
 def code_bias(fmt: WireFormat) -> int:
-    """What is added to an integer level to store it unsigned; 0 for minifloats."""
+    """What is added to an integer level to store it unsigned; 0 where there is no integer scheme."""
     return 2 ** (fmt.bits - 1) if fmt.scheme in ("sym", "se") else 0
 
 
@@ -95,6 +96,8 @@ def metadata_of(lo: torch.Tensor, hi: torch.Tensor | None, fmt: WireFormat) -> M
     extent = lo if hi is None else hi - lo
     broken = (extent.abs() < torch.inf).logical_not_()  # NaN is not below infinity either
     lo = lo + 0.0
+    if fmt.kind == "mx":
+        return Metadata(shared_scale(lo, fmt), None)
     if fmt.metadata == "extremes":
         return Metadata(fill_nan_(lo, broken), None if hi is None else fill_nan_(hi + 0.0, broken))
     step = _rounded_step(extent, fmt)
@@ -126,9 +129,14 @@ def _inverse(step: torch.Tensor) -> torch.Tensor:
     return step.reciprocal().nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
 
+def _sends_scale(fmt: WireFormat) -> bool:
+    """Whether a scale travels instead of the extremes: then it may be too small for the largest element."""
+    return fmt.metadata != "extremes" or fmt.kind == "mx"
+
+
 def scale_of(meta: Metadata, fmt: WireFormat) -> Scale:
     """Scale and offset of the groups, from nothing but what travels."""
-    if fmt.metadata != "extremes":
+    if _sends_scale(fmt):
         step, low, zero = meta.first, meta.second, None
         if fmt.zero_point == "int16":
             low, zero = None, meta.second
@@ -146,7 +154,7 @@ def quantize_(x: torch.Tensor, scale: Scale, fmt: WireFormat) -> torch.Tensor:
     x.mul_(scale.inverse)
     minifloat = fmt.minifloat
     if minifloat is not None:
-        if fmt.metadata != "extremes":
+        if _sends_scale(fmt):
             x.clamp_(-minifloat.largest, minifloat.largest)
         return round_to_grid_(x, minifloat)
     x.round_()

@@ -6,9 +6,9 @@ T tokens, H hidden, G groups per row, NB blocks, E elements per block.
 import torch
 
 from fc_eval.codec.base import DTYPE_NAMES, RoundTrip
-from fc_eval.codec.bits import join_planes, split_planes
 from fc_eval.codec.canonical import fill_nan_
-from fc_eval.codec.groups import from_blocks, from_places, row_parts, to_blocks, to_places
+from fc_eval.codec.groups import row_parts
+from fc_eval.codec.message import from_bytes, to_bytes
 from fc_eval.codec.minifloat import codes_of, values_of
 from fc_eval.codec.quantize import (
     Metadata,
@@ -16,20 +16,19 @@ from fc_eval.codec.quantize import (
     code_bias,
     dequantize_,
     extremes_of,
-    metadata_dtype,
     metadata_of,
     quantize_,
     scale_of,
 )
 from fc_eval.errors import FcEvalError
 from fc_eval.wire.format import WireFormat
-from fc_eval.wire.layout import Layout, layout, plane_widths
+from fc_eval.wire.layout import Layout, layout
 
 Parts = list[tuple[slice, torch.Tensor]]
 
 
 class ReferenceCodec:
-    """WIRE.md for integers and minifloats, every scheme, metadata kind and group size."""
+    """WIRE.md for every element type, scheme, scale, metadata kind and group size."""
 
     name = "reference"
 
@@ -37,8 +36,6 @@ class ReferenceCodec:
         """See `Codec`; every device is covered."""
         if dtype not in DTYPE_NAMES:
             return f"{dtype} is not bf16, fp16 or fp32"
-        if fmt.kind == "mx":
-            return f"{fmt.name} has a power-of-two scale, which the reference does not cover"
         if fmt.spikes:
             return f"{fmt.name} reserves spikes, which the reference does not cover"
         if fmt.hadamard:
@@ -58,7 +55,7 @@ class ReferenceCodec:
             levels.masked_fill_(scale.step[:, columns].isnan(), -bias)
             stored = codes_of(levels, fmt.minifloat) if fmt.minifloat else (levels + bias).to(torch.uint8)
             codes[:, columns, : part.shape[-1]] = stored
-        return _to_bytes(codes, meta, shape, x_TH.dtype)
+        return to_bytes(codes, meta, shape, x_TH.dtype)
 
     def decode(self, wire: torch.Tensor, fmt: WireFormat, shape: tuple[int, int], dtype: torch.dtype) -> RoundTrip:
         """See `Codec`."""
@@ -69,7 +66,7 @@ class ReferenceCodec:
                 f"the wire bytes are {wire.numel()} of {wire.dtype}: expected {message.total_bytes} of torch.uint8 "
                 f"for {fmt.name} of {shape[0]} x {shape[1]} {_dtype_name(dtype)} values"
             )
-        codes, meta = _from_bytes(wire, message, dtype)
+        codes, meta = from_bytes(wire, message, dtype)
         scale = scale_of(meta, fmt)
         levels = values_of(codes, fmt.minifloat) if fmt.minifloat else codes.float() - code_bias(fmt)
         values = levels.new_empty(shape)
@@ -134,55 +131,3 @@ def _mark_broken(parts: Parts, scale: Scale) -> torch.Tensor:
         for columns, part in parts:
             fill_nan_(part, broken[:, columns])
     return count
-
-
-def _metadata_wire_dtypes(fmt: WireFormat, dtype: torch.dtype) -> dict[str, torch.dtype]:
-    wire_dtype = metadata_dtype(fmt, dtype)
-    second = torch.int16 if fmt.zero_point == "int16" else wire_dtype
-    return {"meta0": wire_dtype, "meta1": second}
-
-
-def _to_bytes(codes: torch.Tensor, meta: Metadata, shape: Layout, dtype: torch.dtype) -> torch.Tensor:
-    """Codes [T, G, g] and metadata to the bytes of the message."""
-    wire = torch.zeros((shape.blocks, shape.block_bytes), dtype=torch.uint8, device=codes.device)
-
-    def put(section: str, payload: torch.Tensor) -> None:
-        found = shape.section(section)
-        assert found is not None
-        assert payload.shape[1] == found.payload_bytes
-        wire[:, found.offset : found.offset + found.payload_bytes] = payload
-
-    planes = split_planes(to_places(to_blocks(codes, shape).flatten(1), shape), shape.format.bits)
-    for width, plane in planes.items():
-        put(f"plane{width}", plane)
-    dtypes = _metadata_wire_dtypes(shape.format, dtype)
-    for section, array in zip(dtypes, meta, strict=True):
-        if array is not None:
-            stored = array.to(dtypes[section])
-            if stored.is_floating_point():
-                fill_nan_(stored, array.isnan())
-            put(section, to_blocks(stored, shape).view(torch.uint8).flatten(1))
-    return wire.flatten()
-
-
-def _from_bytes(wire: torch.Tensor, shape: Layout, dtype: torch.dtype) -> tuple[torch.Tensor, Metadata]:
-    """The inverse of `_to_bytes`; metadata in fp32."""
-    blocks = wire.reshape(shape.blocks, shape.block_bytes)
-
-    def get(section: str) -> torch.Tensor | None:
-        found = shape.section(section)
-        return None if found is None else blocks[:, found.offset : found.offset + found.payload_bytes]
-
-    found = {width: get(f"plane{width}") for width in plane_widths(shape.format.bits)}
-    planes = {width: plane for width, plane in found.items() if plane is not None}
-    places = join_planes(planes, shape.format.bits, shape.block_elements)
-    codes = from_places(places, shape).view(-1, shape.groups_per_block, shape.group)
-    arrays = []
-    for section, stored in _metadata_wire_dtypes(shape.format, dtype).items():
-        payload = get(section)
-        # A copy, because a section of odd length in front would leave the view of wider elements unaligned.
-        array = None if payload is None else payload.clone(memory_format=torch.contiguous_format).view(stored).float()
-        arrays.append(None if array is None else from_blocks(array.unsqueeze(-1), shape))
-    first, second = arrays
-    assert first is not None
-    return from_blocks(codes, shape), Metadata(first, second)

@@ -1,10 +1,11 @@
 """What travels: a `WireFormat` is one row of a table, and its name on the command line says all of it.
 
-A name is a base (`int4`, `fp8_e4m3`, ...) followed by suffixes in any order:
+A name is a base (`int4`, `fp8_e4m3`, `mxfp4`, ...) followed by suffixes in any order:
 
-    -g32, -gtoken     group size in elements, or one group per token (row)          default -g128
+    -g32, -gtoken     group size in elements, or one group per token (row)          default -g128, mx -g32
     -asym -sym -se    integer scheme: asymmetric, symmetric, signed extreme         default -asym
     -sbf16 -sfp16 -sfp32   a rounded scale travels instead of the group's extremes  default: extremes
+    -e4m0 ... -e8m0   width of the power-of-two scale of an mx format               default -e8m0
     -zint16           with a scale kind and -asym: an int16 zero point instead of the rounded minimum
     -sr               spike reserving (FlashCommunication V2, arXiv 2508.03760)
     -had              block-diagonal Hadamard rotation before encoding
@@ -27,6 +28,8 @@ ZeroPoint = Literal["min", "int16"]
 GroupSize = int | Literal["token"]
 
 MIN_GROUP, MAX_GROUP = 8, 4096
+# OCP Microscaling: blocks of 32 with an E8M0 scale. Narrower scales: arXiv 2411.09510.
+MX_GROUP, MIN_SCALE_BITS, MAX_SCALE_BITS = 32, 4, 8
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,8 @@ MINIFLOATS: dict[str, Minifloat] = {
     "e2m0": Minifloat(2, 0, 1, 2, 4.0),
     "e1m1": Minifloat(1, 1, 0, 1, 3.0),
 }
+# The integers of mx formats, sign and magnitude in steps of 2^(2 - b): a float with one exponent bit has an even grid.
+MINIFLOATS |= {f"int{b}": Minifloat(1, b - 2, 1, 0, (2 ** (b - 1) - 1) / 2 ** (b - 2)) for b in (8, 5, 4, 3)}
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,7 @@ class WireFormat:
         bits: bits per code, 2 to 8.
         group_size: elements per group along one row, or "token" for one group per row.
         scheme: how integer codes map to values; None for minifloats and mx.
-        element: minifloat name (a key of `MINIFLOATS`), None for integers.
+        element: minifloat name (a key of `MINIFLOATS`); None for integers with an integer scheme.
         metadata: "extremes" (the group's own extremes in the input dtype), or the dtype of a rounded scale.
         zero_point: what travels beside a rounded scale in the asymmetric scheme.
         scale_bits: width of an `mx` scale in bits, 0 otherwise.
@@ -103,6 +108,13 @@ class WireFormat:
             raise FcEvalError(f"format {self.base!r} has no integer scheme: leave out '-{self.scheme}'")
         if self.metadata != "extremes" and self.kind == "mx":
             raise FcEvalError(f"format {self.base!r} has a power-of-two scale: leave out '-s{self.metadata}'")
+        if self.scale_bits and self.kind != "mx":
+            raise FcEvalError(f"format {self.base!r} has no power-of-two scale: leave out '-e{self.scale_bits}m0'")
+        if self.kind == "mx" and not MIN_SCALE_BITS <= self.scale_bits <= MAX_SCALE_BITS:
+            raise FcEvalError(
+                f"a scale of {self.scale_bits} bits in format {self.base!r} is not possible: "
+                f"expected {MIN_SCALE_BITS} to {MAX_SCALE_BITS}"
+            )
         if self.zero_point == "int16" and (self.scheme != "asym" or self.metadata == "extremes"):
             raise FcEvalError("'-zint16' needs the asymmetric scheme and a rounded scale, as in 'int4-sfp16-zint16'")
 
@@ -116,6 +128,8 @@ class WireFormat:
             parts.append(f"s{self.metadata}")
         if self.zero_point != "min":
             parts.append(f"z{self.zero_point}")
+        if self.scale_bits not in (0, MAX_SCALE_BITS):
+            parts.append(f"e{self.scale_bits}m0")
         parts += [tag for tag, on in (("sr", self.spikes), ("had", self.hadamard)) if on]
         return "-".join(parts)
 
@@ -132,11 +146,23 @@ class WireFormat:
         return self.name
 
 
+def _mx_elements() -> dict[str, str]:
+    """{base: element} of the OCP microscaling formats, then of the other ones that arXiv 2411.09510 tries."""
+    ocp = {"mxfp8_e4m3": "e4m3", "mxfp8_e5m2": "e5m2", "mxfp6_e3m2": "e3m2", "mxfp6_e2m3": "e2m3", "mxfp4": "e2m1"}
+    ocp |= {"mxint8": "int8"}
+    floats = {f"mxfp{MINIFLOATS[e].bits}_{e}": e for e in ("e3m1", "e2m2", "e3m0", "e1m2", "e2m0", "e1m1")}
+    return ocp | floats | {f"mxint{bits}": f"int{bits}" for bits in (5, 4, 3)}
+
+
 def _base_formats() -> dict[str, WireFormat]:
     rows = [WireFormat(f"int{bits}", "int", bits, scheme="asym") for bits in range(8, 1, -1)]
     rows += [
         WireFormat(f"fp{MINIFLOATS[element].bits}_{element}", "float", MINIFLOATS[element].bits, element=element)
         for element in ("e4m3", "e5m2", "e3m2", "e2m3", "e2m1")
+    ]
+    rows += [
+        WireFormat(base, "mx", MINIFLOATS[element].bits, MX_GROUP, element=element, scale_bits=MAX_SCALE_BITS)
+        for base, element in _mx_elements().items()
     ]
     return {row.base: row for row in rows}
 
@@ -152,6 +178,7 @@ _SUFFIXES: dict[str, tuple[str, object]] = {
     "sfp16": ("metadata", "fp16"),
     "sfp32": ("metadata", "fp32"),
     "zint16": ("zero_point", "int16"),
+    **{f"e{bits}m0": ("scale_bits", bits) for bits in range(MIN_SCALE_BITS, MAX_SCALE_BITS + 1)},
     "sr": ("spikes", True),
     "had": ("hadamard", True),
 }
