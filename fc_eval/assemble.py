@@ -119,7 +119,7 @@ def result_of(
             "dtype": config.model.dtype,
             "comm": comm.short_name,
             "comm_full": comm.name,
-            "label": comm.label + ("" if config.policy_name == "uniform" else f", {config.policy_name}"),
+            "label": ", ".join(filter(None, [comm.label, config.policy_label])),
             "algorithm": comm.algorithm,
             "reduce_format": comm.reduce.name if comm.reduce else None,
             "gather_format": comm.gather.name if comm.gather else None,

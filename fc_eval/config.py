@@ -9,15 +9,20 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from fc_eval.collective.comm import ALGORITHMS, BASELINE, Comm, parse_comm
-from fc_eval.errors import FcEvalError, check_scalars, unknown
+from fc_eval.errors import FcEvalError, unknown
 from fc_eval.evaluate.spec import EvalSpec, parse_spec, parse_specs
 from fc_eval.models.config import ModelConfig
 from fc_eval.parallel.policy import Policy, Rule
+from fc_eval.settings import build, check_scalars, checked_mapping
 from fc_eval.wire.format import parse_format, parse_group_size
 
 EXECS = ("emulated",)
 CODECS = ("auto", "reference", "cpu", "cuda")
 DEVICES = ("auto", "cpu", "cuda")
+# Names of policies: no rules at all, and rules that are those of no preset.
+UNIFORM, CUSTOM = "uniform", "custom"
+# Rules are written out in a label up to this length, and counted above it.
+LABEL_CHARACTERS = 60
 
 
 @dataclass(frozen=True)
@@ -107,8 +112,8 @@ class RunConfig:
             raise FcEvalError(f"seed={self.seed} is not possible: expected 0 to {2**32 - 1}")
         if self.threads is not None and self.threads < 1:
             raise FcEvalError(f"threads={self.threads} is not possible: expected at least 1, or null for the default")
-        if not isinstance(self.tp, int) or isinstance(self.tp, bool) or self.tp < 1:
-            raise FcEvalError(f"tp={self.tp!r} is not possible: expected a whole number of ranks, at least 1")
+        if self.tp < 1:
+            raise FcEvalError(f"tp={self.tp} is not possible: expected a whole number of ranks, at least 1")
         for kind, value, known in (("exec", self.exec, EXECS), ("codec", self.codec, CODECS)):
             if value not in known:
                 raise unknown(kind, str(value), known)
@@ -117,8 +122,8 @@ class RunConfig:
         check_scalars("eval", self.eval)
         for name in ("batch_size", "window_batch"):
             value = getattr(self.eval, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise FcEvalError(f"eval.{name}={value!r} is not possible: expected a whole number, at least 1")
+            if value < 1:
+                raise FcEvalError(f"eval.{name}={value} is not possible: expected a whole number, at least 1")
         if not self.eval.specs:
             raise FcEvalError(
                 "nothing to evaluate: choose with eval=wikitext2, eval=[wikitext2,piqa] or eval.tasks=[...]"
@@ -133,6 +138,14 @@ class RunConfig:
         return Policy(self.comm.build(), tuple(Rule(match, parse_comm(comm)) for match, comm in self.policy))
 
     @property
+    def policy_label(self) -> str:
+        """What the policy does, for tables: its preset's name, or its rules ('*.o_proj int8'); empty for `uniform`."""
+        if self.policy_name != CUSTOM:
+            return "" if self.policy_name == UNIFORM else self.policy_name
+        text = ", ".join(f"{match} {comm}" for match, comm in self.policy)
+        return text if len(text) <= LABEL_CHARACTERS else f"policy of {len(self.policy)} rules"
+
+    @property
     def is_baseline(self) -> bool:
         """Whether this run is the one that others are compared with."""
         return not self.policy and self.comm.build() == BASELINE
@@ -143,42 +156,31 @@ class RunConfig:
             self,
             comm=CommConfig(BASELINE.algorithm),
             policy=(),
-            policy_name="uniform",
+            policy_name=UNIFORM,
             codec="auto",
             eval=replace(self.eval, divergence=False),
         )
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> "RunConfig":
-        """Builds and validates the configuration that Hydra composed.
+        """Builds and validates the configuration that Hydra composed; the keys of `Job` may stand beside its own.
 
         Raises:
             FcEvalError: a key that is not known, a missing one, or a value that is not possible.
         """
-        tree = dict(mapping)
-        policy = dict(tree["policy"])
-        evals = dict(tree["eval"])
-        specs = parse_specs(evals.get("runs") or {}, evals.get("tasks") or [], evals.get("limit"))
-        _reject_unknown("eval", evals, {"runs", "tasks", "limit", *(f.name for f in fields(EvalConfig))} - {"specs"})
-        rules = tuple(_rule(rule, index) for index, rule in enumerate(policy.get("rules") or []))
+        tree = checked_mapping("", mapping, [*_KEYS, *_JOB_KEYS], ["model", "comm", "policy", "eval", "tp"])
+        data = checked_mapping("data", tree.get("data", {}), ["root"])
+        evals = checked_mapping("eval", tree["eval"], ["runs", "tasks", "limit", *_EVAL_KEYS])
+        specs = parse_specs(evals.get("runs", {}), evals.get("tasks", []), evals.get("limit"))
+        rules, policy_name = _policy(tree["policy"])
         return cls(
             model=ModelConfig.from_mapping(tree["model"]),
-            comm=_build("comm", CommConfig, tree["comm"]),
+            comm=build("comm", CommConfig, tree["comm"]),
             policy=rules,
-            policy_name=policy.get("name", "custom"),
-            tp=tree["tp"],
-            eval=EvalConfig(
-                specs,
-                evals.get("batch_size", 8),
-                evals.get("window_batch", 1),
-                evals.get("divergence", False),
-            ),
-            exec=tree["exec"],
-            codec=tree["codec"],
-            device=tree["device"],
-            data_root=tree["data"]["root"],
-            seed=tree["seed"],
-            threads=tree["threads"],
+            policy_name=policy_name,
+            eval=EvalConfig(specs, **{key: evals[key] for key in _EVAL_KEYS if key in evals}),
+            data_root=data.get("root"),
+            **{key: tree[key] for key in _SCALARS if key in tree},
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -216,22 +218,54 @@ class RunConfig:
         return tree
 
 
+@dataclass(frozen=True)
+class Job:
+    """What a command line says beside the configuration of a run.
+
+    Attributes:
+        out: folder of the run folders.
+        fail_fast: stop a sweep at the first failed run.
+        dry_run: only say what would run.
+    """
+
+    out: str = "runs"
+    fail_fast: bool = False
+    dry_run: bool = False
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> "Job":
+        """Its own keys of the mapping that Hydra composed.
+
+        Raises:
+            FcEvalError: a value that is not possible.
+        """
+        return build("", cls, {key: mapping[key] for key in _JOB_KEYS if key in mapping})
+
+
+_JOB_KEYS = tuple(field.name for field in fields(Job))
+_EVAL_KEYS = tuple(field.name for field in fields(EvalConfig) if field.name != "specs")
+_SCALARS = ("tp", "exec", "codec", "device", "seed", "threads")
+_KEYS = ("model", "comm", "policy", "eval", "data", *_SCALARS)
+
+
+def _policy(value: Any) -> tuple[tuple[tuple[str, str], ...], str]:
+    """The rules of a policy and its name: rules that no preset of that name has are `custom`."""
+    policy = checked_mapping("policy", value, ["name", "rules"])
+    rules, name = policy.get("rules", []), policy.get("name", CUSTOM)
+    if not isinstance(rules, (list, tuple)):
+        raise FcEvalError(f"policy.rules={rules!r} is not possible: expected a list of {{match: PATTERN, comm: NAME}}")
+    if not isinstance(name, str):
+        raise FcEvalError(f"policy.name={name!r} is not possible: expected text")
+    pairs = tuple(_rule(rule, index) for index, rule in enumerate(rules))
+    if not pairs:
+        return (), UNIFORM
+    return pairs, CUSTOM if name == UNIFORM else name
+
+
 def _rule(rule: Any, index: int) -> tuple[str, str]:
     if not isinstance(rule, Mapping) or set(rule) != {"match", "comm"}:
         raise FcEvalError(f"policy rule {index} is {rule!r}: expected {{match: PATTERN, comm: NAME}}")
-    return str(rule["match"]), str(rule["comm"])
-
-
-def _reject_unknown(where: str, given: Mapping[str, Any], known: set[str]) -> None:
-    for key in given:
-        if key not in known:
-            raise unknown(f"key in {where}:", str(key), known)
-
-
-def _build(where: str, kind: type[CommConfig], given: Mapping[str, Any]) -> CommConfig:
-    if not isinstance(given, Mapping):
-        raise FcEvalError(f"{where}={given!r} is not possible: choose one by name, as in comm=int4")
-    _reject_unknown(where, given, {f.name for f in fields(kind)})
-    built = kind(**given)
-    check_scalars(where, built)
-    return built
+    for key in ("match", "comm"):
+        if not isinstance(rule[key], str):
+            raise FcEvalError(f"{key}={rule[key]!r} of policy rule {index} is not possible: expected text")
+    return rule["match"], rule["comm"]

@@ -1,72 +1,59 @@
-"""`fc-eval run`: Hydra composes each job of a sweep, `sweep.execute` carries it out in a child process."""
+"""`fc-eval run`: each job of a sweep is composed and checked, then `sweep.execute` runs it in a child process."""
 
-import os
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import hydra
-from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+import yaml
 
-from fc_eval.config import RunConfig
+from fc_eval.compose import GROUPS, compose_mappings, compose_one
+from fc_eval.config import Job, RunConfig
 from fc_eval.errors import FcEvalError, unknown
+from fc_eval.presets import conf_dir, options
 from fc_eval.results.store import RunStore
 from fc_eval.sweep import Outcome, execute, summarize
 
-HINTS = {
-    "comm": "formats with suffixes go in comm.reduce=... and comm.gather=..., and comm.group_size=32 sets both",
-    "eval": "any other lm-eval task goes in eval.tasks=[name]",
-    "model": "any other model: model=local model.path=FOLDER_OR_GGUF",
-}
+__all__ = ["compose_one", "conf_dir", "help_text", "options", "run"]
+
+FLAGS = {"-m": "sweep", "--multirun": "sweep", "--cfg": "cfg", "-h": "help", "--help": "help"}
 
 
-def conf_dir() -> Path:
-    """The configuration folder: beside the package in a source tree, inside it once installed."""
-    installed = Path(__file__).parent / "conf"
-    return installed if installed.is_dir() else Path(__file__).parents[1] / "conf"
-
-
-def options(group: str) -> list[str]:
-    """Names of the choices of a configuration group."""
-    return sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
-
-
-def run(overrides: Sequence[str]) -> int:
-    """Composes and runs every job of a command line.
+def run(arguments: Sequence[str]) -> int:
+    """Runs every job of a command line.
 
     Returns:
-        0 when all runs are done, 1 when one failed.
+        0 when all runs are done, 1 when one failed, 2 when one could not be run because of a mistake of the user's.
 
     Raises:
         FcEvalError: a command line that composes to nothing sensible.
     """
-    outcomes: list[Outcome] = []
+    flags, overrides = _split(arguments)
+    if "help" in flags:
+        print(help_text())
+        return 0
+    mappings = compose_mappings(overrides, sweep="sweep" in flags)
+    if "cfg" in flags:
+        print(
+            "---\n".join(yaml.safe_dump(mapping, sort_keys=False, allow_unicode=True) for mapping in mappings), end=""
+        )
+        return 0
+    jobs: list[tuple[RunConfig, Job]] = []
     mistakes: list[str] = []
-
-    def job(cfg: DictConfig) -> None:
-        if (mistakes or any(o.state == "failed" for o in outcomes)) and cfg.fail_fast is True:
-            return
+    for mapping in mappings:  # all of them before the first one runs: a mistake should not show after hours
         try:
-            for key in ("dry_run", "fail_fast"):
-                if not isinstance(cfg[key], bool):
-                    raise FcEvalError(f"{key}={cfg[key]!r} is not possible: expected true or false")
-            store = RunStore(Path(cfg.out))
-            store.prepare()
-            mapping = OmegaConf.to_container(cfg, resolve=True)
-            assert isinstance(mapping, dict)
-            config = RunConfig.from_mapping({str(key): value for key, value in mapping.items()})
-            outcomes.extend(execute(config, store, dry_run=cfg.dry_run))
+            jobs.append((RunConfig.from_mapping(mapping), Job.from_mapping(mapping)))
         except FcEvalError as error:
-            mistakes.append(str(error))
-            print(f"error: {error}", file=sys.stderr)
-
-    compose(job, overrides)
-    if not outcomes and not mistakes:
-        return 0  # Hydra printed what was asked for (--help, --cfg, ...)
+            _note(error, mistakes)
+    outcomes: list[Outcome] = []
+    for config, job in jobs:
+        if job.fail_fast and (mistakes or any(outcome.state == "failed" for outcome in outcomes)):
+            break
+        try:
+            store = RunStore(Path(job.out))
+            store.prepare()
+            outcomes.extend(execute(config, store, dry_run=job.dry_run))
+        except FcEvalError as error:
+            _note(error, mistakes)
     if not outcomes:
         return 2
     status = summarize(outcomes)
@@ -76,65 +63,43 @@ def run(overrides: Sequence[str]) -> int:
     return 2 if mistakes and not status else status
 
 
-def compose_one(overrides: Sequence[str]) -> RunConfig:
-    """The configuration of one run from overrides as on the command line, for tools beside `fc-eval run`.
-
-    Raises:
-        FcEvalError: an override that composes to nothing sensible.
-    """
-    try:
-        with hydra.initialize_config_dir(version_base="1.3", config_dir=str(conf_dir().resolve())):
-            mapping = OmegaConf.to_container(hydra.compose("config", list(overrides)), resolve=True)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise _translate(str(error)) from None
-    assert isinstance(mapping, dict)
-    return RunConfig.from_mapping({str(key): value for key, value in mapping.items()})
+def _note(error: FcEvalError, mistakes: list[str]) -> None:
+    """Says a mistake once, however many jobs share it."""
+    if str(error) not in mistakes:
+        mistakes.append(str(error))
+        print(f"error: {error}", file=sys.stderr)
 
 
-def compose(job: Any, overrides: Sequence[str]) -> None:
-    """Lets Hydra compose the overrides and call `job` once per combination; its errors become one sentence."""
-    decorated = hydra.main(version_base="1.3", config_path=str(conf_dir().resolve()), config_name="config")(job)
-    argv, full = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
-    sys.argv = ["fc-eval run", *overrides]
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # without it Hydra prints and exits by itself
-    try:
-        decorated()
-    except (HydraException, OmegaConfBaseException) as error:
-        raise _translate(str(error)) from None
-    except OSError as error:
-        raise FcEvalError(
-            f"out={error.filename} is not writable ({error.strerror}): choose another folder with out=DIR"
-        ) from None
-    finally:
-        sys.argv = argv
-        if full is None:
-            del os.environ["HYDRA_FULL_ERROR"]
-        else:
-            os.environ["HYDRA_FULL_ERROR"] = full
+def _split(arguments: Sequence[str]) -> tuple[set[str], list[str]]:
+    """Flags by meaning, and overrides; `--cfg job`, as Hydra has it, is `--cfg`."""
+    flags: set[str] = set()
+    overrides: list[str] = []
+    for index, argument in enumerate(arguments):
+        if argument in FLAGS:
+            flags.add(FLAGS[argument])
+        elif argument.startswith("-"):
+            raise unknown("flag", argument, FLAGS, hint="`fc-eval run --help` describes them")
+        elif not (argument == "job" and index and arguments[index - 1] == "--cfg"):
+            overrides.append(argument)
+    return flags, overrides
 
 
-def _translate(message: str) -> FcEvalError:
-    missing = re.search(r"Could not (?:find|load) '([\w]+)/([^']*)'", message)
-    if missing:
-        group, name = missing.groups()
-        return unknown(group, name, options(group), hint=HINTS.get(group, ""))
-    if re.search(r"Could not override '(experiment|exec|[\w.@/]+)'", message):
-        key = re.search(r"Could not override '([^']+)'", message)
-        assert key is not None
-        return unknown("key", key.group(1), _keys(), hint="`fc-eval run --cfg job` prints all keys")
-    return FcEvalError("the command line could not be read: " + " ".join(message.split()))
+def help_text() -> str:
+    """How to use `fc-eval run`: flags, the choices of each group, and every key with its meaning."""
+    groups = "\n".join(f"  {group}: {', '.join(options(group))}" for group in GROUPS)
+    _, _, keys = (conf_dir() / "config.yaml").read_text(encoding="utf-8").partition("- _self_\n\n")
+    return f"""\
+usage: fc-eval run [-m] [--cfg] [GROUP=NAME] [KEY=VALUE] ...
 
+  -m, --multirun  a sweep: every combination of comma-separated values, as in comm=int8,int4 tp=2,4
+  --cfg           print the composed configuration of each job instead of running it
+  -h, --help      this text
 
-def _keys() -> list[str]:
-    tree = OmegaConf.load(conf_dir() / "config.yaml")
-    keys = ["model", "comm", "policy", "eval", "comm.algorithm", "comm.reduce", "comm.gather", "comm.group_size"]
-    keys += ["comm.node_size", "model.path", "model.dtype", "model.add_bos_token", "model.attn_implementation"]
-    assert isinstance(tree, DictConfig)
-    for name, value in tree.items():
-        key = str(name)
-        if key not in ("defaults", "hydra"):
-            keys += [f"{key}.{inner!s}" for inner in value] if isinstance(value, DictConfig) else [key]
-    return keys
+groups, chosen by name ('eval=[a,b]' takes several; quote it, because a shell may read the brackets):
+{groups}
+
+keys, with their defaults (a group's own keys: `fc-eval run --cfg`, or the files below {conf_dir()}):
+{keys}"""
 
 
 def _print_table(outcomes: list[Outcome]) -> None:

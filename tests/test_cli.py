@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from fc_eval.cli import main
 from fc_eval.errors import FcEvalError
@@ -158,3 +159,33 @@ def test_conf_files_exist_where_the_package_looks():
 
     assert (conf_dir() / "config.yaml").exists()
     assert Path(conf_dir()).name == "conf"
+
+
+def test_a_mistake_in_a_sweep_is_said_before_anything_runs_and_the_rest_is_planned(capsys, tmp_path):
+    sweep = ["-m", *TINY, "comm=int4,fp32_ordered", "comm.group_size=32", f"out={tmp_path}", "dry_run=true"]
+    status, out, err = run_cli(capsys, "run", *sweep)
+    assert status == 2
+    assert "does not quantize" in err
+    assert out.count("would run") == 2  # INT4 and its baseline
+    assert "not run: " in out
+    assert "would run" not in run_cli(capsys, "run", *sweep, "fail_fast=true")[1]
+
+
+def test_cfg_prints_every_job_and_runs_none(capsys, tmp_path):
+    status, out, _ = run_cli(capsys, "run", "-m", *TINY, "tp=2,4", f"out={tmp_path / 'runs'}", "--cfg", "job")
+    assert status == 0
+    assert [tree["tp"] for tree in yaml.safe_load_all(out)] == [2, 4]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_help_of_run_names_every_choice_and_key(capsys):
+    out = run_cli(capsys, "run", "--help")[1]
+    assert all(name in out for group in ("model", "comm", "policy", "eval") for name in options(group))
+    for key in ("tp: 4", "batch_size: 8", "root: null", "dry_run: false"):
+        assert key in out
+
+
+def test_an_unknown_flag_is_one_sentence(capsys):
+    status, _, err = run_cli(capsys, "run", "--multirn")
+    assert status == 2
+    assert "did you mean '--multirun'" in err

@@ -82,13 +82,70 @@ def test_what_a_folder_lacks_is_said(root, ref, words):
         files_of(ref, root)
 
 
-def test_empty_folder_and_broken_card_are_said(root):
+def test_an_empty_folder_is_said(root):
     (root / "owner/empty").mkdir()
     with pytest.raises(FcEvalError, match="holds no data file"):
         split_files("owner/empty", None, root)
-    (root / "owner/card/README.md").write_text("---\nconfigs: [1, 2]\n---\n")
-    with pytest.raises(FcEvalError, match="no readable list of configs"):
+
+
+ODD_CARDS = {
+    "text": "just words",
+    "number": "5",
+    "list": "[1, 2]",
+    "no YAML": "a: [",
+    "configs of words": "configs: words",
+    "configs of a mapping": "configs: {en: x}",
+    "configs of numbers": "configs: [1, 2]",
+    "config without a name": "configs: [{data_files: x}]",
+    "config without files": "configs: [{config_name: en}]",
+    "files null": "configs: [{config_name: en, data_files: null}]",
+    "files a number": "configs: [{config_name: en, data_files: 5}]",
+    "files a mapping": "configs: [{config_name: en, data_files: {test: x}}]",
+    "split without path": "configs: [{config_name: en, data_files: [{split: test}]}]",
+    "path without split": "configs: [{config_name: en, data_files: [{path: x}]}]",
+    "path a number": "configs: [{config_name: en, data_files: [{split: test, path: 5}]}]",
+    "split a list": "configs: [{config_name: en, data_files: [{split: [test], path: x}]}]",
+    "absolute path": "configs: [{config_name: en, data_files: /etc/*}]",
+    "empty path": "configs: [{config_name: en, data_files: ''}]",
+    "odd pattern": "configs: [{config_name: en, data_files: 'x**/y'}]",
+}
+
+
+@pytest.mark.parametrize("case", ODD_CARDS)
+def test_an_odd_card_is_one_sentence(root, case):
+    (root / "owner/card/README.md").write_text(f"---\n{ODD_CARDS[case]}\n---\n# The data\n")
+    with pytest.raises(FcEvalError, match=r"README\.md does not say where the data files are, because ") as caught:
+        split_files("owner/card", "en", root)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "card",
+    [
+        "",
+        "# The data\n",
+        "---\n",
+        "---\nopen front matter\n",
+        "---\n---\n",
+        "---\nlicense: mit\n---\n",
+        "\n---\na: [\n---\n",
+    ],
+)
+def test_a_card_without_configs_leaves_the_folder_layout(root, card):
+    write(root / "owner/card/test.parquet", [{"text": "own"}])
+    (root / "owner/card/README.md").write_text(card)
+    assert [path.name for path in split_files("owner/card", None, root)["test"]] == ["test.parquet"]
+
+
+def test_a_card_that_is_no_text_is_one_sentence(root):
+    (root / "owner/card/README.md").write_bytes(b"---\n\xff\xfe\n---\n")
+    with pytest.raises(FcEvalError, match="it cannot be read"):
         split_files("owner/card", None, root)
+
+
+def test_a_task_file_that_is_not_there_is_said():
+    with pytest.raises(FcEvalError, match=r"task file '/nowhere/x\.yaml' does not exist"):
+        data_files([TaskSpec("x", "/nowhere/x.yaml")], None)
 
 
 def test_a_root_that_is_no_folder_is_said(tmp_path):

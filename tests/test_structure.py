@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "fc_eval"
 LINE_LIMIT = 300
 
-# A room may import the rooms named here, itself, and `errors`. The composition root and the command line know all.
+# A room may import the rooms named here, itself, `errors` and `settings`. What composes knows all.
 MAY_IMPORT = {
     "wire": set(),
     "codec": {"wire"},
@@ -37,7 +37,7 @@ def _imports(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("room", sorted(MAY_IMPORT))
 def test_imports_go_one_way(room):
-    allowed = {room, "errors", *MAY_IMPORT[room]}
+    allowed = {room, "errors", "settings", *MAY_IMPORT[room]}
     for path in (PACKAGE / room).rglob("*.py"):
         for module in _imports(path):
             if module.startswith("fc_eval."):

@@ -63,29 +63,47 @@ def dataset_folder(dataset_id: str, root: Path | None) -> Path | None:
 
 
 def _card_configs(card: Path) -> dict[str, Any]:
-    """Front matter `configs` of a card: files by config name; empty without one."""
+    """Front matter `configs` of a card: what it says of data files, by config name; empty without one."""
     if not card.is_file():
         return {}
-    text = card.read_text(encoding="utf-8")
-    if not text.startswith("---"):
-        return {}
     try:
-        matter = yaml.safe_load(text.split("---")[1])
-        return {str(entry["config_name"]): entry["data_files"] for entry in matter.get("configs") or []}
-    except (yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
-        raise FcEvalError(
-            f"{card} has no readable list of configs ({type(error).__name__}): correct it or remove the card"
-        ) from None
+        matter = yaml.safe_load(_front_matter(card.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise _odd_card(card, f"it cannot be read ({type(error).__name__})") from None
+    if matter is None:
+        return {}
+    if not isinstance(matter, dict):
+        raise _odd_card(card, "its front matter is no mapping")
+    entries = matter.get("configs") or []
+    if not isinstance(entries, list) or not all(isinstance(e, dict) and "config_name" in e for e in entries):
+        raise _odd_card(card, "its configs are no list of mappings with a config_name")
+    return {str(entry["config_name"]): entry.get("data_files") for entry in entries}
 
 
-def _card_files(folder: Path, data_files: Any) -> dict[str, list[Path]]:
+def _front_matter(text: str) -> str:
+    """The YAML between a first line '---' and the next such line; empty where a card has none."""
+    first, *rest = text.splitlines() or [""]
+    return "\n".join(rest[: rest.index("---")]) if first.rstrip() == "---" and "---" in rest else ""
+
+
+def _odd_card(card: Path, what: str) -> FcEvalError:
+    return FcEvalError(f"{card} does not say where the data files are, because {what}: correct it or remove the card")
+
+
+def _card_files(folder: Path, config: str, data_files: Any) -> dict[str, list[Path]]:
     """Existing files by split of one `data_files` entry, which the Hub writes as a path, a list or a list of splits."""
-    entries = [data_files] if isinstance(data_files, str) else list(data_files)
     found: dict[str, list[Path]] = {}
-    for entry in entries:
-        split, patterns = ("train", entry) if isinstance(entry, str) else (str(entry["split"]), entry["path"])
-        for pattern in [patterns] if isinstance(patterns, str) else patterns:
-            found.setdefault(split, []).extend(sorted(folder.glob(pattern)))
+    for entry in data_files if isinstance(data_files, list) else [data_files]:
+        split, patterns = (entry.get("split"), entry.get("path")) if isinstance(entry, dict) else ("train", entry)
+        for pattern in patterns if isinstance(patterns, list) else [patterns]:
+            try:
+                if not isinstance(split, str) or not isinstance(pattern, str):
+                    raise ValueError("not text")
+                files = sorted(file for file in folder.glob(pattern) if file.is_file())
+            except (ValueError, NotImplementedError):  # also what pathlib raises for an odd or absolute pattern
+                what = f"the data_files of config {config!r} are no paths below the folder, by split"
+                raise _odd_card(folder / "README.md", what) from None
+            found.setdefault(split, []).extend(files)
     return {split: files for split, files in found.items() if files}
 
 
@@ -103,7 +121,7 @@ def split_files(dataset_id: str, config: str | None, root: Path) -> dict[str, li
         name = config if config is not None else ("default" if "default" in card else next(iter(card)))
         if name not in card:
             raise FcEvalError(f"{folder} has no config {name!r}: its card names {', '.join(card)}")
-        found = _card_files(folder, card[name])
+        found = _card_files(folder, name, card[name])
     else:
         places = [folder / config] if config is not None else [folder, folder / "data", folder / "default"]
         if config is not None and not places[0].is_dir():
@@ -183,7 +201,7 @@ def data_files(specs: Iterable[EvalSpec], root: str | Path | None) -> list[Path]
         if isinstance(spec, PerplexitySpec) and spec.path is not None:
             files.append(local_text(spec.path))
         elif not isinstance(spec, PerplexitySpec) and spec.task.endswith((".yaml", ".yml")):
-            files.append(Path(spec.task))
+            files.append(task_file(spec.task))
         for ref in refs(spec) or ():
             if folder is not None and dataset_folder(ref.id, folder) is not None:
                 files += files_of(ref, folder)
@@ -200,6 +218,18 @@ def local_text(path: str) -> Path:
     file = Path(path).expanduser()
     if not file.is_file():
         raise FcEvalError(f"text file {path!r} does not exist: give eval.runs.text.path an existing UTF-8 file")
+    return file
+
+
+def task_file(path: str) -> Path:
+    """The YAML file of a task of one's own.
+
+    Raises:
+        FcEvalError: there is no such file.
+    """
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise FcEvalError(f"task file {path!r} does not exist: give the path of an lm-eval YAML file")
     return file
 
 

@@ -57,6 +57,8 @@ class PerplexitySpec:
             raise unknown("perplexity protocol", str(self.protocol), PROTOCOLS)
         _check_count(self.name, "window_tokens", self.window_tokens, 2)
         _check_count(self.name, "limit", self.limit, 1, optional=True)
+        if self.path is not None and not isinstance(self.path, str):
+            raise FcEvalError(f"path={self.path!r} of evaluation {self.name!r}: expected text, or null")
         if self.path is not None and self.protocol != "text":
             raise FcEvalError(f"path={self.path!r} of evaluation {self.name!r}: only the protocol 'text' reads a file")
 
@@ -104,7 +106,7 @@ def parse_spec(name: str, entry: Mapping[str, Any]) -> EvalSpec:
         raise FcEvalError(f"evaluation {name!r} is {entry!r}: expected a mapping such as {{kind: task, task: piqa}}")
     values = dict(entry)
     kind = values.pop("kind", None)
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise unknown(f"kind of evaluation {name!r}:", str(kind), KINDS)
     known = [field.name for field in fields(KINDS[kind]) if field.name != "name"]
     for key in values:
@@ -140,8 +142,14 @@ def parse_specs(
     Raises:
         FcEvalError: as `parse_spec`, or a name given twice.
     """
+    if not isinstance(runs, Mapping):
+        raise FcEvalError(f"eval.runs={runs!r} is not possible: expected evaluations by name")
     if isinstance(tasks, str):
         raise FcEvalError(f"eval.tasks={tasks!r} is one string: expected a list, as in eval.tasks=[{tasks}]")
+    if not isinstance(tasks, Iterable) or isinstance(tasks, Mapping):
+        raise FcEvalError(f"eval.tasks={tasks!r} is not possible: expected a list of lm-eval tasks, as in [boolq]")
+    if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
+        raise FcEvalError(f"eval.limit={limit!r} is not possible: expected a whole number, at least 1, or null for all")
     specs = [*(parse_spec(name, entry) for name, entry in runs.items()), *(_parse_task(entry) for entry in tasks)]
     seen: set[str] = set()
     for spec in specs:

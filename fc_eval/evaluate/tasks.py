@@ -25,7 +25,7 @@ from lm_eval.tasks import TaskManager
 
 from fc_eval.errors import FcEvalError, unknown
 from fc_eval.evaluate.continuations import score_continuations
-from fc_eval.evaluate.data import EMBEDDED, EVERYDAY
+from fc_eval.evaluate.data import EMBEDDED, EVERYDAY, task_file
 from fc_eval.evaluate.progress import Progress, Ticker
 from fc_eval.evaluate.samples import sample_row, summarize
 from fc_eval.evaluate.spec import TaskSpec
@@ -152,9 +152,7 @@ def _load(task: str, data_root: Path | None, num_fewshot: int) -> tuple[dict[str
     if task in _DEFINITIONS and _DEFINITIONS[task].is_file():
         manager, target = TaskManager(include_defaults=False), str(_DEFINITIONS[task])
     elif task.endswith((".yaml", ".yml")):
-        if not Path(task).is_file():
-            raise FcEvalError(f"task file {task!r} does not exist: give the path of a lm-eval YAML file")
-        manager, target = TaskManager(include_defaults=False), task
+        manager, target = TaskManager(include_defaults=False), str(task_file(task))
     else:
         manager, target = _all_tasks(), task
         if task not in manager.task_index:

@@ -2,17 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import Any, TypeVar
+from pathlib import Path, PurePath
+from typing import Any
 
-from fc_eval.errors import FcEvalError, check_scalars, unknown
+from fc_eval.errors import FcEvalError, unknown
+from fc_eval.settings import build, check_scalars, checked_mapping
 
 DTYPES = ("bf16", "fp16", "fp32")
 WEIGHTS = ("native",)
 # Files of a checkpoint folder or Hub repository that are read; anything else is neither fetched nor hashed.
 CHECKPOINT_PATTERNS = ("*.safetensors", "*.json", "*.model", "*.txt", "*.jinja")
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -99,6 +98,7 @@ class ModelConfig:
     note: str | None = None
 
     def __post_init__(self) -> None:
+        check_scalars("model", self)
         sources = [key for key in ("hub_id", "package", "tiny") if getattr(self, key) is not None]
         if len(sources) > 1 or (self.tiny is not None and self.path is not None):
             given = ", ".join(f"model.{key}" for key in [*sources, *(["path"] if self.path else [])])
@@ -113,9 +113,7 @@ class ModelConfig:
         for kind, value, known in (("dtype", self.dtype, DTYPES), ("weights", self.weights, WEIGHTS)):
             if value not in known:
                 raise unknown(f"model.{kind}", str(value), known)
-        for key in ("add_bos_token", "trust_remote_code"):
-            if not isinstance(getattr(self, key), bool):
-                raise FcEvalError(f"model.{key}={getattr(self, key)!r} is not possible: expected true or false")
+        _check_published(self.published)
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> "ModelConfig":
@@ -124,13 +122,27 @@ class ModelConfig:
         Raises:
             FcEvalError: an unknown or missing key, or values that do not go together.
         """
-        tree = dict(mapping)
-        for key, kind in (("package", PackageSpec), ("tiny", TinySpec), ("shape", Shape)):
-            if tree.get(key) is not None and not isinstance(tree[key], kind):
-                tree[key] = _build(f"model.{key}", kind, tree[key])
-        if tree.get("path") is not None:
+        tree = checked_mapping("model", mapping, [field.name for field in fields(cls)], ["name"])
+        if tree.get("package") is not None:
+            tree["package"] = build("model.package", PackageSpec, tree["package"])
+        if tree.get("tiny") is not None:
+            tree["tiny"] = build("model.tiny", TinySpec, tree["tiny"])
+        if tree.get("shape") is not None:
+            tree["shape"] = build("model.shape", Shape, tree["shape"])
+        if isinstance(tree.get("path"), PurePath):
             tree["path"] = str(tree["path"])
-        return _build("model", cls, tree)
+        return cls(**tree)
+
+
+def _check_published(published: Any) -> None:
+    """Makes sure that published perplexities are numbers by evaluation name."""
+    if published is None:
+        return
+    if not isinstance(published, Mapping) or not all(isinstance(name, str) for name in published):
+        raise FcEvalError(f"model.published={published!r} is not possible: expected perplexities by evaluation name")
+    for name, value in published.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise FcEvalError(f"model.published.{name}={value!r} is not possible: expected a number")
 
 
 def model_path(config: ModelConfig) -> Path | None:
@@ -162,18 +174,3 @@ def model_files(config: ModelConfig) -> tuple[Path, ...]:
         return () if path is None else (path,)
     patterns = (*CHECKPOINT_PATTERNS, "*.py") if config.trust_remote_code else CHECKPOINT_PATTERNS
     return tuple(sorted({file for pattern in patterns for file in path.glob(pattern) if file.is_file()}))
-
-
-def _build(where: str, kind: type[T], given: Any) -> T:
-    names = [f.name for f in fields(kind)]  # type: ignore[arg-type]
-    if not isinstance(given, Mapping):
-        raise FcEvalError(f"{where}={given!r} is not possible: expected a mapping with {', '.join(names)}")
-    for key in given:
-        if key not in names:
-            raise unknown(f"key in {where}:", str(key), names)
-    try:
-        built = kind(**given)
-        check_scalars(where, built)
-        return built
-    except TypeError as error:  # a field without a default is missing
-        raise FcEvalError(f"{where} is incomplete: {error}; expected {', '.join(names)}") from None

@@ -1,0 +1,141 @@
+"""Hydra composes: overrides as on the command line become one plain mapping per job of a sweep.
+
+Only Hydra's grammar and its composing are used. What it would do beside that (working folders, log files, launchers)
+has no place here: a run is a child process with a folder of its own.
+"""
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException, OverrideParseException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from fc_eval.config import CUSTOM, RunConfig
+from fc_eval.errors import FcEvalError, unknown
+from fc_eval.presets import SINGLE, conf_dir, options, preset
+
+HINTS = {
+    "comm": "formats with suffixes go in comm.reduce=... and comm.gather=..., and comm.group_size=32 sets both",
+    "eval": "any other lm-eval task goes in eval.tasks=[name]",
+    "model": "any other model: model=local model.path=FOLDER_OR_GGUF",
+}
+GROUPS = (*SINGLE, "eval")
+
+
+def compose_one(overrides: Sequence[str]) -> RunConfig:
+    """The configuration of one run from overrides as on the command line.
+
+    Raises:
+        FcEvalError: an override that composes to nothing sensible.
+    """
+    return RunConfig.from_mapping(compose_mappings(overrides, sweep=False)[0])
+
+
+def compose_mappings(overrides: Sequence[str], sweep: bool) -> list[dict[str, Any]]:
+    """One mapping per job: several only with `sweep`, which takes every combination of comma-separated values.
+
+    Raises:
+        FcEvalError: a command line that cannot be read or composed.
+    """
+    with _sentences(), _hydra():
+        parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+        choices = [_choices(override, sweep) for override in parser.parse_overrides(list(overrides))]
+        return [_compose(parser, list(job)) for job in itertools.product(*choices)]
+
+
+def _choices(override: Override, sweep: bool) -> list[str]:
+    """The values of one override, as overrides: one, or as many as its sweep has."""
+    line = str(override.input_line)
+    if not override.is_sweep_override():
+        return [line]
+    if not sweep:
+        raise FcEvalError(f"{line} gives several values: a sweep over them needs -m, as in fc-eval run -m {line}")
+    if not override.is_discrete_sweep():
+        raise FcEvalError(f"{line} has no end of values: expected a list of them, such as a,b or range(1,5)")
+    key = override.get_key_element()
+    return [f"{key}={value}" for value in override.sweep_string_iterator()]
+
+
+def _compose(parser: OverridesParser, overrides: list[str]) -> dict[str, Any]:
+    for override in parser.parse_overrides(overrides):
+        _check_group(override)
+    tree = OmegaConf.to_container(hydra.compose("config", overrides), resolve=True, throw_on_missing=True)
+    assert isinstance(tree, dict)
+    policy = tree.get("policy")
+    if isinstance(policy, dict) and (name := policy.get("name")) in options("policy"):
+        rules = preset("policy", name)["rules"]
+        policy["name"] = name if policy.get("rules") == rules else CUSTOM  # a name stands for its preset's rules only
+    return {str(key): value for key, value in tree.items()}
+
+
+def _check_group(override: Override) -> None:
+    """Makes sure that a group is chosen by name; Hydra would let the last of several names win."""
+    group, value = override.key_or_group, override.value()
+    if group.split("/")[0] == "hydra" or group.startswith("hydra."):
+        raise FcEvalError(f"{override.input_line}: Hydra's own settings have no effect here, leave them out")
+    if group not in GROUPS or override.is_delete():
+        return
+    if group in SINGLE and isinstance(value, list):
+        each = ",".join(map(str, value))
+        raise FcEvalError(
+            f"{override.input_line}: a run has one {group}; a run of each is a sweep, fc-eval run -m {group}={each}"
+        )
+    names = value if isinstance(value, list) else [value]
+    if not all(isinstance(name, str) for name in names):
+        several = f" or {group}=[NAME,NAME]" if group not in SINGLE else ""
+        raise FcEvalError(f"{override.input_line} is not possible: choose by name, {group}=NAME{several}")
+
+
+@contextmanager
+def _sentences() -> Iterator[None]:
+    """Turns what Hydra and OmegaConf raise into one sentence."""
+    try:
+        yield
+    except OverrideParseException as error:
+        raise FcEvalError(
+            f"{error.override!r} could not be read: expected KEY=VALUE; a value with special characters needs quotes "
+            "inside of the shell's, as in \"out='my runs'\""
+        ) from None
+    except (HydraException, OmegaConfBaseException) as error:
+        raise _translate(str(error)) from None
+
+
+def _translate(message: str) -> FcEvalError:
+    missing = re.search(r"Could not (?:find|load) '(\w+)/([^']*)'", message)
+    if missing:
+        group, name = missing.groups()
+        return unknown(group, name, options(group), hint=HINTS.get(group, ""))
+    refused = re.search(r"Could not override '([^']+)'", message)
+    if refused and refused.group(1) not in (known := known_keys()):
+        return unknown("key", refused.group(1), known, hint="`fc-eval run --cfg` prints all keys")
+    if refused:
+        return FcEvalError(f"the value of {refused.group(1)} has a key that is not known there")
+    return FcEvalError("the command line could not be composed: " + " ".join(message.split()))
+
+
+def known_keys() -> list[str]:
+    """Every key of the default configuration in dotted form, mappings included."""
+    with _hydra():
+        tree = OmegaConf.to_container(hydra.compose("config"), resolve=True)
+    assert isinstance(tree, dict)
+    return sorted(_dotted(tree))
+
+
+def _hydra() -> Any:
+    """Hydra at work on `conf/`; it holds its state in a global, so this does not nest."""
+    return hydra.initialize_config_dir(version_base="1.3", config_dir=str(conf_dir().resolve()))
+
+
+def _dotted(tree: Mapping[Any, Any], above: str = "") -> Iterator[str]:
+    for key, value in tree.items():
+        yield f"{above}{key}"
+        if isinstance(value, Mapping):
+            yield from _dotted(value, f"{above}{key}.")
