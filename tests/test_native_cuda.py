@@ -110,6 +110,15 @@ def test_bytes_and_values(codec, name):
         check_case(codec, case.fmt.with_group(group), case.values(), f"{case} g{group}")
 
 
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("name", ["int8", "int5", "int4-sym", "int3-se", "int2", "fp8_e4m3"])
+def test_whole_tiles(codec, name, group):
+    """Contiguous rows whose groups are all full, which the kernels take as one long row."""
+    for dtype, distribution in itertools.product(("bf16", "fp32"), DISTRIBUTIONS):
+        case = Case(name, dtype, 2, 1536, distribution)
+        check_case(codec, case.fmt.with_group(group), case.values(), f"{case} g{group}")
+
+
 @pytest.mark.parametrize("name", [name for name in MX_FORMATS if parse_format(name).scale_bits == 8])
 def test_mx(codec, name):
     for distribution, group in zip(DISTRIBUTIONS, itertools.cycle(GROUPS)):

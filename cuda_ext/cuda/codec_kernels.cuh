@@ -2,8 +2,8 @@
 #pragma once
 
 #include "cuda/codec.h"
-#include "cuda/extremes.cuh"
 #include "cuda/planes.cuh"
+#include "cuda/scales.cuh"
 
 namespace fc::cuda {
 
@@ -25,8 +25,8 @@ FC_DEVICE void store_meta(uint8_t* block, const WireParams& p, int32_t k, const 
   }
 }
 
-// x [T, H] with `stride` elements between rows -> wire [tiles * block_bytes].
-template <class D, class S>
+// x [T, H] with `stride` elements between rows -> wire [tiles * block_bytes]. `kWhole` is map.whole().
+template <class D, class S, bool kWhole>
 __global__ void __launch_bounds__(kThreads)
     encode_kernel(const typename D::Bits* x, int64_t stride, TileMap map, WireParams p, uint8_t* wire, int64_t tiles) {
   using Bits = typename D::Bits;
@@ -39,36 +39,31 @@ __global__ void __launch_bounds__(kThreads)
   int32_t count[kLoads];
 #pragma unroll
   for (int i = 0; i < kLoads; ++i) {
-    const TileMap::Place at = map.place(tile, kLoadElements * i + kPerLane * lane, kPerLane);
-    count[i] = at.count;
-    raw[i] = load_raw<D>(x + at.row * stride + at.column, at.count, map.vectors);
-  }
-  Extremes extremes[kLoads];
-  tile_extremes<D, S>(raw, count, p.group, extremes);
-
-  const Quantizer q = p.quantizer;
-  uint32_t codes[kLoads][kPerLane];
-  bool all_codes = true;
-#pragma unroll
-  for (int i = 0; i < kLoads; ++i) {
-    const Meta m = S::meta(q, extremes[i]);
-    const Scale s = S::encoder_scale(q, m);
-    const bool empty = is_empty(extremes[i]);
-    if (!m.finite) count[i] = 0;
-    all_codes = all_codes && count[i] == kPerLane;
-#pragma unroll
-    for (int j = 0; j < kPerLane; ++j) codes[i][j] = S::code(q, s, value_of<D>(raw[i], j));
     const int32_t e = kLoadElements * i + kPerLane * lane;
-    if ((e & (p.group - 1)) == 0) store_meta<D, S>(block, p, e >> p.group_shift, m, empty);
+    if constexpr (kWhole) {
+      count[i] = kPerLane;
+      raw[i] = load_raw<D>(x + tile * kTile + e, kPerLane, true);
+    } else {
+      const TileMap::Place at = map.place(tile, e, kPerLane);
+      count[i] = at.count;
+      raw[i] = load_raw<D>(x + at.row * stride + at.column, at.count, map.vectors);
+    }
   }
-  // Missing elements and non-finite groups have code 0; most warps have neither.
-  if (__any_sync(kFullWarp, !all_codes)) {
+  const TileScales scales = tile_scales<D, S, false>(
+      raw, count, p.quantizer, p.group,
+      [&](int32_t first, const Meta& m, bool empty) { store_meta<D, S>(block, p, first >> p.group_shift, m, empty); });
+  // Missing elements and non-finite groups have code 0.
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i)
-#pragma unroll
-      for (int j = 0; j < kPerLane; ++j) codes[i][j] = j < count[i] ? codes[i][j] : 0u;
+  for (int i = 0; i < kLoads; ++i) count[i] = scales.broken >> i & 1u ? 0 : count[i];
+  switch (p.bits) {  // the same for all lanes
+    case 2: store_codes<D, S, 2>(block, p, lane, raw, count, scales.of); break;
+    case 3: store_codes<D, S, 3>(block, p, lane, raw, count, scales.of); break;
+    case 4: store_codes<D, S, 4>(block, p, lane, raw, count, scales.of); break;
+    case 5: store_codes<D, S, 5>(block, p, lane, raw, count, scales.of); break;
+    case 6: store_codes<D, S, 6>(block, p, lane, raw, count, scales.of); break;
+    case 7: store_codes<D, S, 7>(block, p, lane, raw, count, scales.of); break;
+    case 8: store_codes<D, S, 8>(block, p, lane, raw, count, scales.of); break;
   }
-  store_codes(block, p, lane, codes);
 
   // Padding of the metadata sections, at most 15 bytes each.
   const int32_t slot = p.groups_per_block + lane;

@@ -9,7 +9,7 @@ const char* decode(const Format& f, const uint8_t* wire, DType dtype, int64_t to
   if (const char* why = why_too_large(tokens, hidden, f.group)) return why;
   const Layout l = make_layout(f, tokens, hidden, dtype_bytes(dtype));
   if (l.blocks == 0) return nullptr;
-  const TileMap map = TileMap::make(tokens, hidden, f.group, aligned16(out));
+  const TileMap map = TileMap::make(tokens, hidden, true, f.group, aligned16(out));
   const WireParams params = WireParams::make(f, l);
   return with_scheme(scheme_index(f), [&](auto s) {
     return launch(decode_kernel<decltype(s)>, l.blocks, where, wire, map, params, dtype, out, nonfinite, l.blocks);

@@ -22,13 +22,17 @@ const char* encode(const Format& f, const Matrix& x, uint8_t* wire, const Where&
   if (const char* why = why_too_large(x.tokens, x.hidden, f.group)) return why;
   const Layout l = make_layout(f, x.tokens, x.hidden, dtype_bytes(x.dtype));
   if (l.blocks == 0) return nullptr;
-  const TileMap map = TileMap::make(x.tokens, x.hidden, f.group, aligned16(x.data) && aligned_rows(x.stride, x.dtype));
+  const TileMap map = TileMap::make(x.tokens, x.hidden, x.stride == x.hidden, f.group,
+                                    aligned16(x.data) && aligned_rows(x.stride, x.dtype));
   const WireParams params = WireParams::make(f, l);
   return with_dtype(x.dtype, [&](auto d) {
     using D = decltype(d);
     return with_scheme(scheme_index(f), [&](auto s) {
-      return launch(encode_kernel<D, decltype(s)>, l.blocks, where, static_cast<const typename D::Bits*>(x.data),
-                    x.stride, map, params, wire, l.blocks);
+      const auto run = [&](auto kernel) {
+        return launch(kernel, l.blocks, where, static_cast<const typename D::Bits*>(x.data), x.stride, map, params,
+                      wire, l.blocks);
+      };
+      return map.whole() ? run(encode_kernel<D, decltype(s), true>) : run(encode_kernel<D, decltype(s), false>);
     });
   });
 }

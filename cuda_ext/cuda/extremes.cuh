@@ -60,14 +60,12 @@ FC_DEVICE void merge_groups(T (&v)[kLoads], int32_t group, const Merge& merge, c
   if (group > 2 * kLoadElements) v[0] = v[1] = v[2] = v[3] = merge(v[0], v[2]);
 }
 
-// Signed-extreme: where both signs have the largest magnitude, which of them stands first in the group.
+// Signed-extreme: both signs have the largest magnitude, so it matters which of them stands first in the group.
+FC_DEVICE bool is_tie(const Extremes& x) { return x.lo == -x.hi && x.hi != 0.0f; }
+
 template <class D>
 FC_DEVICE void order_extremes(const Raw<D> (&raw)[kLoads], const int32_t (&count)[kLoads], int32_t group,
                               Extremes (&x)[kLoads]) {
-  bool tie = false;
-#pragma unroll
-  for (int i = 0; i < kLoads; ++i) tie = tie || (x[i].lo == -x[i].hi && x[i].hi != 0.0f);
-  if (!__any_sync(kFullWarp, tie)) return;
   const int32_t lane = static_cast<int32_t>(threadIdx.x % 32);
   int32_t first[kLoads];  // twice the first place of an extreme, plus 1 where that is the positive one
 #pragma unroll
@@ -99,7 +97,43 @@ FC_DEVICE void tile_extremes(const Raw<D> (&raw)[kLoads], const int32_t (&count)
       [](const Spread<D>& a, int mask) { return a.from_lane(mask); });
 #pragma unroll
   for (int i = 0; i < kLoads; ++i) x[i] = {s[i].lo(), s[i].hi(), false};
-  if constexpr (std::is_same_v<S, SignedExtreme>) order_extremes<D>(raw, count, group, x);
+  if constexpr (std::is_same_v<S, SignedExtreme>) {
+    const bool tie = is_tie(x[0]) || is_tie(x[1]) || is_tie(x[2]) || is_tie(x[3]);
+    if (__any_sync(kFullWarp, tie)) order_extremes<D>(raw, count, group, x);
+  }
+}
+
+// The same for groups of at least 32 elements, at a quarter of the work: lane L ends with the extremes of the group that
+// load L % 4 of lanes L / 4 * 4 to L / 4 * 4 + 3 belongs to, instead of with those of all its loads.
+template <class D, class S>
+FC_DEVICE Extremes quad_extremes(const Raw<D> (&raw)[kLoads], const int32_t (&count)[kLoads], int32_t group,
+                                 int32_t lane) {
+  Spread<D> s[kLoads];
+#pragma unroll
+  for (int i = 0; i < kLoads; ++i) s[i] = count[i] ? Spread<D>::of(raw[i]) : Spread<D>::none();
+  // A lane keeps the loads whose number has its own low bit and gives the others away; then the same with the next bit.
+  const bool odd = lane & 1, high = lane & 2;
+  const Spread<D> even = (odd ? s[1] : s[0]).merged((odd ? s[0] : s[1]).from_lane(1));
+  const Spread<D> upper = (odd ? s[3] : s[2]).merged((odd ? s[2] : s[3]).from_lane(1));
+  Spread<D> mine = (high ? upper : even).merged((high ? even : upper).from_lane(2));
+  for (int mask = 4; mask < 32 && mask * kPerLane < group; mask <<= 1) mine = mine.merged(mine.from_lane(mask));
+  if (group > kLoadElements) mine = mine.merged(mine.from_lane(1));
+  if (group > 2 * kLoadElements) mine = mine.merged(mine.from_lane(2));
+
+  Extremes x{mine.lo(), mine.hi(), false};
+  if constexpr (std::is_same_v<S, SignedExtreme>) {
+    if (__any_sync(kFullWarp, is_tie(x))) {
+      Extremes all[kLoads];
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i)
+        all[i] = {__shfl_sync(kFullWarp, x.lo, i, kLoads), __shfl_sync(kFullWarp, x.hi, i, kLoads), false};
+      order_extremes<D>(raw, count, group, all);
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i)
+        if (i == lane % kLoads) x.low_first = all[i].low_first;
+    }
+  }
+  return x;
 }
 
 FC_DEVICE bool is_empty(const Extremes& x) { return x.lo > x.hi; }

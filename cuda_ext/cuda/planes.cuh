@@ -35,63 +35,87 @@ struct WireParams {
   }
 };
 
-// Bits [Shift, Shift + K) of eight codes, packed into 8 K bits. K < 8. `Only`: the codes have no other bits.
-template <int K, int Shift, bool Only>
-FC_DEVICE uint32_t pack_load(const uint32_t* c) {
-  constexpr uint32_t mask = (1u << K) - 1;
+// The first `count` of four bytes; none where it is not positive.
+FC_DEVICE uint32_t first_bytes(uint32_t word, int32_t count) {
+  return count >= 4 ? word : count <= 0 ? 0u : word & ((1u << (8 * count)) - 1u);
+}
+
+// Eight fields of K bits side by side, the first one lowest; K <= 4. Fields may exceed K bits where the sum is exact
+// modulo 2^32.
+template <int K>
+FC_DEVICE uint32_t side_by_side(const uint32_t* fields) {
   uint32_t word = 0;
 #pragma unroll
-  for (int j = kPerLane - 1; j >= 0; --j) {
-    const uint32_t part = Only ? c[j] : (c[j] >> Shift) & mask;
-    word = (word << K) + part;  // one multiply-add or shift-add
-  }
+  for (int j = kPerLane - 1; j >= 0; --j) word = (word << K) + fields[j];  // one multiply-add or shift-add
   return word;
 }
 
-// c [4 loads][8] -> the planes of one block.
-template <int Bits>
-FC_DEVICE void store_codes(uint8_t* block, const WireParams& p, int32_t lane, const uint32_t (&c)[kLoads][kPerLane]) {
-  constexpr int shift2 = Bits & 4, shift1 = (Bits & 4) + (Bits & 2);
-  if constexpr (Bits == 8) {
+// Bits [Shift, Shift + K) of eight codes, packed into 8 K bits.
+template <int K, int Shift>
+FC_DEVICE uint32_t pack_load(const uint32_t* codes) {
+  uint32_t fields[kPerLane];
 #pragma unroll
-    for (int v = 0; v < 2; ++v) {
-      const auto& a = c[2 * v];
-      const auto& b = c[2 * v + 1];
-      store_vector(block + p.plane[0] + 32 * lane + 16 * v,
-                   uint4{four_bytes(a[0], a[1], a[2], a[3]), four_bytes(a[4], a[5], a[6], a[7]),
-                         four_bytes(b[0], b[1], b[2], b[3]), four_bytes(b[4], b[5], b[6], b[7])});
-    }
-  }
-  if constexpr ((Bits & 4) != 0) {
-    uint32_t w[kLoads];
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) w[i] = pack_load<4, 0, Bits == 4>(c[i]);
-    store_vector(block + p.plane[1] + 16 * lane, uint4{w[0], w[1], w[2], w[3]});
-  }
-  if constexpr ((Bits & 2) != 0) {
-    uint32_t w[kLoads];
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) w[i] = pack_load<2, shift2, Bits == 2>(c[i]);
-    *reinterpret_cast<uint2*>(block + p.plane[2] + 8 * lane) = uint2{w[0] | w[1] << 16, w[2] | w[3] << 16};
-  }
-  if constexpr ((Bits & 1) != 0) {
-    uint32_t w[kLoads];
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) w[i] = pack_load<1, shift1, false>(c[i]);
-    *reinterpret_cast<uint32_t*>(block + p.plane[3] + 4 * lane) = w[0] | w[1] << 8 | w[2] << 16 | w[3] << 24;
-  }
+  for (int j = 0; j < kPerLane; ++j) fields[j] = (codes[j] >> Shift) & ((1u << K) - 1);
+  return side_by_side<K>(fields);
 }
 
-FC_DEVICE void store_codes(uint8_t* block, const WireParams& p, int32_t lane, const uint32_t (&c)[kLoads][kPerLane]) {
-  switch (p.bits) {  // the same for all lanes
-    case 2: return store_codes<2>(block, p, lane, c);
-    case 3: return store_codes<3>(block, p, lane, c);
-    case 4: return store_codes<4>(block, p, lane, c);
-    case 5: return store_codes<5>(block, p, lane, c);
-    case 6: return store_codes<6>(block, p, lane, c);
-    case 7: return store_codes<7>(block, p, lane, c);
-    case 8: return store_codes<8>(block, p, lane, c);
+// The first `count` of eight fields of K bits.
+template <int K>
+FC_DEVICE uint32_t first_fields(uint32_t word, int32_t count) {
+  return count >= kPerLane ? word : word & ((1u << (K * count)) - 1u);
+}
+
+// Quantizes the values of a lane and writes their codes to the planes of the block; those beyond a load's count are 0.
+template <class D, class S, int Bits>
+FC_DEVICE void store_codes(uint8_t* block, const WireParams& p, int32_t lane, const Raw<D> (&raw)[kLoads],
+                           const int32_t (&count)[kLoads], const Scale (&scales)[kLoads]) {
+  constexpr bool one_plane = Bits == 2 || Bits == 4 || Bits == 8;
+  constexpr int shift2 = Bits & 4, shift1 = (Bits & 4) + (Bits & 2);
+  const Quantizer q = p.quantizer;
+  const uint32_t lift = S::lift(q);
+  uint32_t w8[2 * kLoads], w4[kLoads], w2[kLoads], w1[kLoads];
+#pragma unroll
+  for (int i = 0; i < kLoads; ++i) {
+    uint32_t c[kPerLane];
+#pragma unroll
+    for (int j = 0; j < kPerLane; ++j) c[j] = S::lifted(q, scales[i], value_of<D>(raw[i], j)) - (one_plane ? 0u : lift);
+    // Where a plane holds whole codes, their lift is taken off the word. In bytes it is 0 or 128.
+    if constexpr (Bits == 8) {
+      const uint32_t lifts = (lift & 255u) * 0x01010101u;
+      w8[2 * i] = four_bytes(c[0], c[1], c[2], c[3]) ^ lifts;
+      w8[2 * i + 1] = four_bytes(c[4], c[5], c[6], c[7]) ^ lifts;
+    } else if constexpr (Bits == 4) {
+      w4[i] = side_by_side<4>(c) - lift * 0x11111111u;
+    } else if constexpr (Bits == 2) {
+      w2[i] = side_by_side<2>(c) - lift * 0x5555u;
+    } else {
+      if constexpr ((Bits & 4) != 0) w4[i] = pack_load<4, 0>(c);
+      if constexpr ((Bits & 2) != 0) w2[i] = pack_load<2, shift2>(c);
+      if constexpr ((Bits & 1) != 0) w1[i] = pack_load<1, shift1>(c);
+    }
   }
+  const bool whole = count[0] >= kPerLane && count[1] >= kPerLane && count[2] >= kPerLane && count[3] >= kPerLane;
+  if (__any_sync(kFullWarp, !whole)) {
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      if constexpr (Bits == 8) {
+        w8[2 * i] = first_bytes(w8[2 * i], count[i]);
+        w8[2 * i + 1] = first_bytes(w8[2 * i + 1], count[i] - 4);
+      }
+      if constexpr ((Bits & 4) != 0) w4[i] = first_fields<4>(w4[i], count[i]);
+      if constexpr ((Bits & 2) != 0) w2[i] = first_fields<2>(w2[i], count[i]);
+      if constexpr ((Bits & 1) != 0) w1[i] = first_fields<1>(w1[i], count[i]);
+    }
+  }
+  if constexpr (Bits == 8) {
+    store_vector(block + p.plane[0] + 32 * lane, uint4{w8[0], w8[1], w8[2], w8[3]});
+    store_vector(block + p.plane[0] + 32 * lane + 16, uint4{w8[4], w8[5], w8[6], w8[7]});
+  }
+  if constexpr ((Bits & 4) != 0) store_vector(block + p.plane[1] + 16 * lane, uint4{w4[0], w4[1], w4[2], w4[3]});
+  if constexpr ((Bits & 2) != 0)
+    *reinterpret_cast<uint2*>(block + p.plane[2] + 8 * lane) = uint2{w2[0] | w2[1] << 16, w2[2] | w2[3] << 16};
+  if constexpr ((Bits & 1) != 0)
+    *reinterpret_cast<uint32_t*>(block + p.plane[3] + 4 * lane) = w1[0] | w1[1] << 8 | w1[2] << 16 | w1[3] << 24;
 }
 
 // Four codes whose first stands at `place`, a multiple of 4.

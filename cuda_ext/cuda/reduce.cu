@@ -24,7 +24,7 @@ const char* launch_sum(Matrix x, int64_t ranks, int64_t rank_stride, void* out, 
   if (const char* why = why_too_large(x.tokens, x.hidden, kSumUnit)) return why;
   const bool aligned =
       aligned16(x.data) && aligned16(out) && aligned_rows(x.stride, x.dtype) && aligned_rows(rank_stride, x.dtype);
-  const TileMap map = TileMap::make(x.tokens, x.hidden, kSumUnit, aligned);
+  const TileMap map = TileMap::make(x.tokens, x.hidden, false, kSumUnit, aligned);
   const int64_t tiles = map.tiles();
   using Bits = typename D::Bits;
   return launch(sum_kernel<D>, tiles, where, static_cast<const Bits*>(x.data), static_cast<int32_t>(ranks), rank_stride,

@@ -24,7 +24,7 @@ const char* launch_reduce(const ReduceCall& c) {
   if (const char* why = why_too_large(x.tokens, x.hidden, unit)) return why;
   const bool aligned =
       aligned16(x.data) && aligned16(c.out) && aligned_rows(x.stride, x.dtype) && aligned_rows(c.rank_stride, x.dtype);
-  const TileMap map = TileMap::make(x.tokens, x.hidden, unit, aligned);
+  const TileMap map = TileMap::make(x.tokens, x.hidden, x.stride == x.hidden, unit, aligned);
   const int64_t tiles = map.tiles();
   if (tiles == 0) return nullptr;
   const ReduceParams p{x.data, c.rank_stride, x.stride, static_cast<int32_t>(c.ranks), c.after, map, c.reduce, c.gather,

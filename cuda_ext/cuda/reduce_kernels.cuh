@@ -38,20 +38,15 @@ struct OneScheme {
   static FC_DEVICE void send(const Raw<D> (&raw)[kLoads], const int32_t (&count)[kLoads], const Stage& stage,
                              unsigned long long* nonfinite, const Sink& sink) {
     const Quantizer q = stage.quantizer;
-    Extremes extremes[kLoads];
-    tile_extremes<D, S>(raw, count, stage.group, extremes);
+    const TileScales t =
+        tile_scales<D, S, true>(raw, count, q, stage.group, [nonfinite](int32_t, const Meta& m, bool empty) {
+          if (!m.finite && !empty) atomicAdd(nonfinite, 1ull);
+        });
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      const Meta m = S::meta(q, extremes[i]);
-      Scale s = S::encoder_scale(q, m);
-      if (!m.finite) {
-        s.step = canonical_nan();
-        const int32_t e = kLoadElements * i + kPerLane * static_cast<int32_t>(threadIdx.x % 32);
-        if ((e & (stage.group - 1)) == 0 && !is_empty(extremes[i])) atomicAdd(nonfinite, 1ull);
-      }
+    for (int i = 0; i < kLoads; ++i)
 #pragma unroll
-      for (int j = 0; j < kPerLane; ++j) sink(i, j, S::value(s, S::level(q, s, value_of<D>(raw[i], j))));
-    }
+      for (int j = 0; j < kPerLane; ++j)
+        sink(i, j, S::value(t.of[i], S::level(q, t.of[i], value_of<D>(raw[i], j))));
   }
 };
 

@@ -24,19 +24,27 @@ struct FastDivisor {
 
 // Which elements of a matrix [rows, columns] a tile holds.
 struct TileMap {
-  int64_t columns;      // H
+  int32_t columns;      // H
   int32_t rows;         // T
   int32_t unit_shift;   // log2 of the unit
   FastDivisor per_row;  // units in a row
   bool vectors;         // every lane's 8 elements are all there or all missing, and 16-byte accesses are aligned
 
-  // columns <= 2^31 - 1024 and units <= 2^31 - 1024, checked by the launcher.
-  static TileMap make(int64_t rows, int64_t columns, int32_t unit, bool aligned) {
+  // columns <= 2^31 - 1024 and units <= 2^31 - 1024, checked by the launcher. Contiguous rows of whole units are taken
+  // as one long row, where an element's place needs no division.
+  static TileMap make(int64_t rows, int64_t columns, bool contiguous, int32_t unit, bool aligned) {
+    if (contiguous && rows > 1 && columns % unit == 0 && rows * columns <= INT32_MAX - kTile) {
+      columns *= rows;
+      rows = 1;
+    }
     int32_t shift = 0;
     while ((1 << shift) < unit) ++shift;
-    const uint32_t per_row = static_cast<uint32_t>(ceil_div(columns, unit));
-    return {columns, static_cast<int32_t>(rows), shift, FastDivisor::make(per_row), aligned && columns % kPerLane == 0};
+    const FastDivisor per_row = FastDivisor::make(static_cast<uint32_t>(ceil_div(columns, unit)));
+    return {static_cast<int32_t>(columns), static_cast<int32_t>(rows), shift, per_row,
+            aligned && columns % kPerLane == 0};
   }
+  // Every tile holds 1024 consecutive elements of the matrix, at a place that is a multiple of 16 bytes.
+  bool whole() const { return rows == 1 && vectors && columns % kTile == 0; }
   int64_t tiles() const { return ceil_div(static_cast<int64_t>(rows) * per_row.divisor << unit_shift, kTile); }
 
   // Place of element `e` of a tile; `count` of the elements from there to the end of the row, at most `span`.
@@ -44,17 +52,14 @@ struct TileMap {
     int64_t row;
     int32_t column;
     int32_t count;
-    bool in_rows;
   };
   FC_DEVICE Place place(int64_t tile, int32_t e, int32_t span) const {
     const uint32_t unit = static_cast<uint32_t>(tile << (10 - unit_shift)) + (static_cast<uint32_t>(e) >> unit_shift);
-    const uint32_t row = per_row.quotient(unit);
+    const uint32_t row = rows == 1 ? 0 : per_row.quotient(unit);
     const uint32_t in_row = unit - row * per_row.divisor;
     const int32_t column = static_cast<int32_t>(in_row << unit_shift) + (e & ((1 << unit_shift) - 1));
-    const bool in_rows = row < static_cast<uint32_t>(rows);
-    const int64_t left = columns - column;
-    const int32_t count = !in_rows || left <= 0 ? 0 : static_cast<int32_t>(left < span ? left : span);
-    return {row, column, count, in_rows};
+    const int32_t left = row < static_cast<uint32_t>(rows) ? columns - column : 0;
+    return {row, column, left <= 0 ? 0 : left < span ? left : span};
   }
 };
 

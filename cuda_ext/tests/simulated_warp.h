@@ -123,6 +123,17 @@ T __shfl_xor_sync(uint32_t, T value, int mask) {
   return value;
 }
 
+template <class T>
+T __shfl_sync(uint32_t, T value, int source, int width) {
+  uint64_t word = 0;
+  std::memcpy(&word, &value, sizeof value);
+  auto& warp = *fc::cuda::simulated::Warp::active();
+  const int first = warp.lane() / width * width;
+  const uint64_t other = warp.exchange(word)[first + source];
+  std::memcpy(&value, &other, sizeof value);
+  return value;
+}
+
 inline bool __any_sync(uint32_t, bool predicate) {
   const uint64_t* words = fc::cuda::simulated::Warp::active()->exchange(predicate);
   bool any = false;

@@ -5,6 +5,8 @@
 //
 // A scheme is a struct of static functions over the constants of a format. Loops, lanes and threads are the caller's.
 // A level is what a code stands for before the scale is applied: 0..Q, -Q..Q, or the value of a small float.
+// A lifted code is the code plus the constant `lift`, as the rounding addition leaves it: packing can take the constant
+// off a whole word at once.
 #pragma once
 
 #include "fc/format.h"
@@ -96,9 +98,9 @@ struct Asym {
   }
   static FC_FN float shifted(const Scale& s, float x) { return add(mul(add(x, -s.low), s.inverse), kRounder); }
   static FC_FN float level(const Quantizer&, const Scale& s, float x) { return add(shifted(s, x), -kRounder); }
-  static FC_FN uint32_t code(const Quantizer& q, const Scale& s, float x) {
-    return bits_of(shifted(s, x)) & q.code_mask;
-  }
+  static FC_FN uint32_t lifted(const Quantizer&, const Scale& s, float x) { return bits_of(shifted(s, x)); }
+  static FC_FN uint32_t lift(const Quantizer&) { return bits_of(kRounder); }
+  static FC_FN uint32_t code(const Quantizer& q, const Scale& s, float x) { return lifted(q, s, x) & q.code_mask; }
   static FC_FN float level_of(const Quantizer&, uint32_t code) { return integer_value(code); }
   static FC_FN float value(const Scale& s, float level) { return add(mul(level, s.step), s.low); }
 };
@@ -127,8 +129,12 @@ struct Signed {
   static FC_FN float level(const Quantizer& q, const Scale& s, float x) {
     return add(shifted(q, s, x), -kSignedRounder);
   }
+  static FC_FN uint32_t lifted(const Quantizer& q, const Scale& s, float x) { return bits_of(shifted(q, s, x)); }
+  static FC_FN uint32_t lift(const Quantizer& q) {
+    return bits_of(kSignedRounder) - static_cast<uint32_t>(q.small.sign_bit);
+  }
   static FC_FN uint32_t code(const Quantizer& q, const Scale& s, float x) {
-    return (bits_of(shifted(q, s, x)) + static_cast<uint32_t>(q.small.sign_bit)) & q.code_mask;
+    return (lifted(q, s, x) - lift(q)) & q.code_mask;
   }
   static FC_FN float level_of(const Quantizer& q, uint32_t code) {
     return add(float_of(0x4B000000u | code), -add(kRounder, q.bias));
@@ -159,6 +165,8 @@ struct Float {
   static FC_FN uint32_t code(const Quantizer& q, const Scale& s, float x) {
     return minifloat_code(q.small, mul(x, s.inverse));
   }
+  static FC_FN uint32_t lifted(const Quantizer& q, const Scale& s, float x) { return code(q, s, x); }
+  static FC_FN uint32_t lift(const Quantizer&) { return 0; }
   static FC_FN float level_of(const Quantizer& q, uint32_t code) { return minifloat_value(q.small, code); }
   static FC_FN float value(const Scale& s, float level) { return mul(level, s.step); }
 };
@@ -214,6 +222,8 @@ struct Mx {
     const uint32_t sign = (bits_of(v) >> 31) * static_cast<uint32_t>(q.small.sign_bit);
     return steps == 0 ? 0 : steps | sign;
   }
+  static FC_FN uint32_t lifted(const Quantizer& q, const Scale& s, float x) { return code(q, s, x); }
+  static FC_FN uint32_t lift(const Quantizer&) { return 0; }
   static FC_FN float level_of(const Quantizer& q, uint32_t code) {
     if constexpr (!kInteger) return minifloat_value(q.small, code);
     const uint32_t sign_bit = static_cast<uint32_t>(q.small.sign_bit);
