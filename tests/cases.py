@@ -32,8 +32,14 @@ FLOAT_FORMATS = [
 MX_FORMATS = [name for name, row in TABLE.items() if row.kind == "mx"]
 MX_FORMATS += ["mxfp4-g128", "mxfp6_e2m3-g100", "mxfp8_e4m3-gtoken"]
 MX_FORMATS += ["mxint4-g16-e4m0", "mxfp4-e5m0", "mxfp5_e2m2-g8-e6m0", "mxint3-g9-e7m0"]  # scales packed by planes
+SPIKE_FORMATS = [
+    *("int2-g32-sr", "int3-g64-sr", "int4-g128-sym-sr", "int5-g9-se-sr", "int8-g8-sr", "int2-gtoken-sr"),
+    *("int3-g1024-sr", "int6-g300-se-sr", "int4-g4096-sym-sr"),
+    *("fp4_e2m1-g32-sr", "mxfp4-sr", "mxint8-g100-e5m0-sr"),
+    *("int4-sfp16-sr", "int4-g8-sfp16-zint16-sr", "int3-g32-se-sbf16-sr", "fp8_e4m3-g9-sfp32-sr"),
+]
 # New formats go to the end: the golden vectors of the others are not to move.
-FORMATS = INTEGER_FORMATS + SCALE_FORMATS + GROUP_FORMATS + FLOAT_FORMATS + MX_FORMATS
+FORMATS = INTEGER_FORMATS + SCALE_FORMATS + GROUP_FORMATS + FLOAT_FORMATS + MX_FORMATS + SPIKE_FORMATS
 
 # T, H: one element; a short group; a row shorter than a block; a whole block; several blocks with a ragged end.
 SHAPES = [(1, 1), (3, 20), (2, 130), (1, 1024), (5, 300)]
@@ -182,4 +188,6 @@ COMMS = [
     ("mxfp4/mxfp8_e4m3", 3),
     ("one_step:mxint4-g16-e4m0", 2),
     ("ring:mxfp6_e2m3", 3),
+    ("int2-g64-sr/int4-g32-sr", 3),
+    ("ring:int3-g32-sr", 3),
 ]

@@ -27,7 +27,7 @@ COMMS = [
     *("one_step:int6", "one_step:fp4_e2m1-g32", "ring:int4-g32", "ring:int5-gtoken/int8-gtoken"),
     *("hierarchical@2:int4-g32", "hierarchical@2:int6-g9/int8-gtoken"),
     # Appended, so that the dtypes of those above stay: a comm gets the next dtype by its place.
-    *("mxfp4", "one_step:mxfp8_e4m3", "ring:mxint4-g16-e4m0/mxfp6_e2m3-g16"),
+    *("mxfp4", "one_step:mxfp8_e4m3", "ring:mxint4-g16-e4m0/mxfp6_e2m3-g16", "int2-g64-sr/int4-g32-sr"),
 ]
 
 

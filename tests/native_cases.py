@@ -1,17 +1,13 @@
 """What the tests of the native codecs share: formats beyond the reference's, values that can fail, exact comparison."""
 
 import itertools
-from collections.abc import Callable
 
-import numpy as np
-import oracle_floats as floats
 import pytest
 import torch
 
-from fc_eval.codec.base import DTYPE_NAMES, RoundTrip
+from fc_eval.codec.base import RoundTrip
 from fc_eval.codec.native_extension import native_status
-from fc_eval.wire import WireFormat, parse_format
-from fc_eval.wire.layout import Layout, layout
+from fc_eval.wire.layout import Layout
 
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 # Hidden sizes of real models; 576, 896, 960 and 2880 end in a short group of 128.
@@ -53,46 +49,6 @@ def beside_extremes(dtype: torch.dtype) -> torch.Tensor:
         ends = torch.tensor([large, small * large]).to(dtype).expand(len(six), 2)
         rows.append(torch.cat([six[:, :3], ends, six[:, 3:]], dim=1))
     return torch.cat(rows)
-
-
-SPIKE_FORMATS = [
-    parse_format(name)
-    for name in ("int2-g32-sr", "int3-g64-sr", "int4-g128-sym-sr", "int5-g9-se-sr", "fp4_e2m1-g32-sr", "int2-gtoken-sr")
-]
-SPIKE_FORMATS += [parse_format("int3-g1024-sr"), parse_format("int4-g4096-sr")]
-
-
-# A second opinion on spikes, scalar, from WIRE.md alone --------------------------------------------------------
-
-Group = list[np.float32]
-
-
-def spike_positions(x: Group) -> tuple[int, int]:
-    low = min(range(len(x)), key=lambda i: (x[i], i))
-    others = [i for i in range(len(x)) if i != low] or [low]
-    return low, max(others, key=lambda i: (x[i], -i))
-
-
-def spike_round_trip(x: Group, plain: Callable[[Group], Group]) -> Group:
-    """`plain` is the round trip of the same format without spikes, for any number of elements."""
-    if not all(floats.finite(v) for v in x):
-        return [floats.NAN] * len(x)
-    low, high = spike_positions(x)
-    kept = [v for i, v in enumerate(x) if i not in (low, high)]
-    decoded = iter(plain(kept) if kept else [])
-    values = [floats.ZERO if i in (low, high) else next(decoded) for i in range(len(x))]
-    if any(np.isnan(v) for v in values):
-        return [floats.NAN] * len(x)
-    values[low] = floats.plus_zero(x[low])
-    values[high] = floats.plus_zero(x[high])
-    return values
-
-
-def groups_of(x_TH: torch.Tensor, fmt: WireFormat) -> list[tuple[int, int, Group]]:
-    """(row, first column, values) of every group."""
-    size = layout(fmt, *x_TH.shape, DTYPE_NAMES[x_TH.dtype]).group
-    rows = x_TH.float().numpy()
-    return [(t, c, list(row[c : c + size])) for t, row in enumerate(rows) for c in range(0, len(row), size)]
 
 
 def section(wire: torch.Tensor, shape: Layout, name: str) -> torch.Tensor:

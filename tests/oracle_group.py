@@ -179,4 +179,4 @@ def decode_group(meta: list, codes: list[int], fmt) -> list[np.float32]:
     if fmt.element:
         return [np.float32(read_code(q, fmt.element)) * s for q in codes]
     bias = 2 ** (fmt.bits - 1)
-    return [ZERO if q == bias else np.float32(q - bias) * s for q in codes]
+    return [plus_zero(np.float32(q - bias) * s) for q in codes]

@@ -144,8 +144,6 @@ def test_mistakes_are_named():
             all_reduce(partials, comm, CODEC)
     with pytest.raises(FcEvalError, match="node_size=2 does not divide the world size 3"):
         all_reduce(torch.zeros(3, 3, 8), parse_comm("hierarchical@2:int4"), CODEC)
-    with pytest.raises(FcEvalError, match="spikes"):
-        all_reduce(good, parse_comm("int4-sr"), CODEC)
     with pytest.raises(FcEvalError, match="cannot rotate"):
         all_reduce(good, parse_comm("ring:int4-had"), CODEC)
     with pytest.raises(FcEvalError, match="same group size"):

@@ -23,7 +23,8 @@ from fc_eval.wire.layout import layout
 
 GROUPS = (8, 16, 32, 64, 128, 256, 512, 1024)
 SIMULATED = "_native_cuda_sim"
-BASES = [name for name in FORMATS if parse_format(name).metadata == "extremes" and "-g32" in name]
+BASES = [name for name in FORMATS if "-g32" in name]
+BASES = [name for name in BASES if parse_format(name).metadata == "extremes" and not parse_format(name).spikes]
 
 
 class SimulatedCodec(CudaCodec):

@@ -108,6 +108,10 @@ def test_sections_of_one_format_in_numbers():
         ("mxfp4", "bf16", 4.25),
         ("mxfp4-g16-e4m0", "bf16", 4.25),
         ("mxint8-g128", "bf16", 8.125),  # 8 scales of a byte in a section of 16
+        ("int2-sr", "bf16", 2.625),
+        ("int2-g64-sr", "bf16", 3.25),
+        ("int2-g32-sr", "fp32", 2 + (4 * 32 + 2 * 8) / 32),
+        ("int4-g512-sr", "bf16", 4 + 4 * 16 * 8 / 1024),  # four sections of 16 bytes behind the codes
         ("int4-gtoken", "bf16", 4 + 8 * 32 / 4096),  # two extremes, each in a section of 16 bytes, per row of 4096
     ],
 )

@@ -8,7 +8,7 @@ import torch
 from fc_eval.codec.base import DTYPE_NAMES, RoundTrip
 from fc_eval.codec.canonical import fill_nan_
 from fc_eval.codec.groups import row_parts
-from fc_eval.codec.message import from_bytes, to_bytes
+from fc_eval.codec.message import Contents, from_bytes, to_bytes
 from fc_eval.codec.minifloat import codes_of, values_of
 from fc_eval.codec.quantize import (
     Metadata,
@@ -20,6 +20,7 @@ from fc_eval.codec.quantize import (
     quantize_,
     scale_of,
 )
+from fc_eval.codec.spikes import Spikes, put_back_, take_out_
 from fc_eval.errors import FcEvalError
 from fc_eval.wire.format import WireFormat
 from fc_eval.wire.layout import Layout, layout
@@ -36,8 +37,6 @@ class ReferenceCodec:
         """See `Codec`; every device is covered."""
         if dtype not in DTYPE_NAMES:
             return f"{dtype} is not bf16, fp16 or fp32"
-        if fmt.spikes:
-            return f"{fmt.name} reserves spikes, which the reference does not cover"
         if fmt.hadamard:
             return f"{fmt.name} rotates its rows, which the reference does not cover"
         return None
@@ -46,6 +45,7 @@ class ReferenceCodec:
         """See `Codec`."""
         shape = self._layout_of(x_TH, fmt)
         parts = list(row_parts(_fp32_copy(x_TH), shape.group))
+        spikes = [take_out_(part) for _, part in parts] if fmt.spikes else []
         meta, scale = _analyse(parts, fmt)
         # Missing elements of short groups and all elements of non-finite groups keep or get the raw code 0.
         codes = x_TH.new_zeros((shape.tokens, shape.groups_per_row, shape.group), dtype=torch.uint8)
@@ -55,7 +55,11 @@ class ReferenceCodec:
             levels.masked_fill_(scale.step[:, columns].isnan(), -bias)
             stored = codes_of(levels, fmt.minifloat) if fmt.minifloat else (levels + bias).to(torch.uint8)
             codes[:, columns, : part.shape[-1]] = stored
-        return to_bytes(codes, meta, shape, x_TH.dtype)
+        if not spikes:
+            return to_bytes(Contents(codes, meta, None), shape, x_TH.dtype)
+        reserved = Spikes(*(torch.cat(arrays, dim=1) for arrays in zip(*spikes, strict=True)))
+        codes.scatter_(-1, reserved.positions, 0)
+        return to_bytes(Contents(codes, meta, reserved.without(scale.step.isnan())), shape, x_TH.dtype)
 
     def decode(self, wire: torch.Tensor, fmt: WireFormat, shape: tuple[int, int], dtype: torch.dtype) -> RoundTrip:
         """See `Codec`."""
@@ -66,13 +70,15 @@ class ReferenceCodec:
                 f"the wire bytes are {wire.numel()} of {wire.dtype}: expected {message.total_bytes} of torch.uint8 "
                 f"for {fmt.name} of {shape[0]} x {shape[1]} {_dtype_name(dtype)} values"
             )
-        codes, meta = from_bytes(wire, message, dtype)
+        codes, meta, spikes = from_bytes(wire, message, dtype)
         scale = scale_of(meta, fmt)
         levels = values_of(codes, fmt.minifloat) if fmt.minifloat else codes.float() - code_bias(fmt)
         values = levels.new_empty(shape)
         parts = list(row_parts(values, message.group))
         for columns, part in parts:
             part.copy_(dequantize_(levels[:, columns, : part.shape[-1]], _columns(scale, columns), fmt))
+            if spikes is not None:
+                put_back_(part, Spikes(*(array[:, columns] for array in spikes)))
         return RoundTrip(values, _mark_broken(parts, scale))
 
     def round_trip(self, x_TH: torch.Tensor, fmt: WireFormat) -> RoundTrip:
@@ -80,10 +86,13 @@ class ReferenceCodec:
         shape = self._layout_of(x_TH, fmt)
         values = _fp32_copy(x_TH)
         parts = list(row_parts(values, shape.group))
+        spikes = [take_out_(part) for _, part in parts] if fmt.spikes else []
         _, scale = _analyse(parts, fmt)
         for columns, part in parts:
             own = _columns(scale, columns)
             dequantize_(quantize_(part, own, fmt), own, fmt)
+        for (_, part), reserved in zip(parts, spikes, strict=bool(spikes)):
+            put_back_(part, reserved)
         return RoundTrip(values, _mark_broken(parts, scale))
 
     def _layout_of(self, x_TH: torch.Tensor, fmt: WireFormat) -> Layout:

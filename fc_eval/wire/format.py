@@ -7,7 +7,7 @@ A name is a base (`int4`, `fp8_e4m3`, `mxfp4`, ...) followed by suffixes in any 
     -sbf16 -sfp16 -sfp32   a rounded scale travels instead of the group's extremes  default: extremes
     -e4m0 ... -e8m0   width of the power-of-two scale of an mx format               default -e8m0
     -zint16           with a scale kind and -asym: an int16 zero point instead of the rounded minimum
-    -sr               spike reserving (FlashCommunication V2, arXiv 2508.03760)
+    -sr               spike reserving: both extremes of a group travel unquantized (arXiv 2508.03760)
     -had              block-diagonal Hadamard rotation before encoding
 
 `WIRE.md` beside this file is the contract for the arithmetic and the bytes; this file only names things.

@@ -18,6 +18,7 @@ from fc_eval.wire.format import WireFormat
 SECTION_ALIGN = 16
 BLOCK_ELEMENTS = 1024
 TOKEN_ALIGN = 128
+MAX_SPIKE_GROUP = 2**16
 # Blocks of this many elements use the lane order of WIRE.md; all others are in plain order.
 PERMUTED_BLOCK = 1024
 DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
@@ -72,6 +73,11 @@ class Layout:
         return self.blocks * self.block_bytes
 
     @property
+    def position_bytes(self) -> int:
+        """Bytes of one spike position."""
+        return position_bytes(self.group)
+
+    @property
     def permuted(self) -> bool:
         """Whether elements stand in the lane order of a 1024-element block."""
         return self.block_elements == PERMUTED_BLOCK
@@ -100,6 +106,11 @@ def metadata_bytes(fmt: WireFormat, dtype: str) -> tuple[int, ...]:
     return (width, 2 if fmt.zero_point == "int16" else width)
 
 
+def position_bytes(group: int) -> int:
+    """Bytes of one spike position in a group of so many elements."""
+    return 1 if group <= 256 else 2
+
+
 def _section_sizes(fmt: WireFormat, dtype: str, elements: int, groups: int, group: int) -> Iterator[tuple[str, int]]:
     for width in plane_widths(fmt.bits):
         yield f"plane{width}", -(-elements * width // 8)
@@ -111,7 +122,7 @@ def _section_sizes(fmt: WireFormat, dtype: str, elements: int, groups: int, grou
             yield f"meta{index}", nbytes * groups
     if fmt.spikes:
         yield "spikes", 2 * DTYPE_BYTES[dtype] * groups
-        yield "positions", 2 * (1 if group <= 256 else 2) * groups
+        yield "positions", 2 * position_bytes(group) * groups
 
 
 @functools.lru_cache(maxsize=4096)
@@ -131,6 +142,11 @@ def layout(fmt: WireFormat, tokens: int, hidden: int, dtype: str) -> Layout:
         raise FcEvalError(f"a message of {tokens} x {hidden} values is not possible: expected T >= 0 and H >= 1")
     if dtype not in DTYPE_BYTES:
         raise FcEvalError(f"dtype {dtype!r} is not supported: expected {', '.join(DTYPE_BYTES)}")
+    if fmt.spikes and fmt.group_size == "token" and hidden > MAX_SPIKE_GROUP:
+        raise FcEvalError(
+            f"a row of {hidden} values is too long for {fmt.name}, whose spike positions have 16 bits: "
+            f"expected at most {MAX_SPIKE_GROUP}, or a group size in elements"
+        )
     if fmt.group_size == "token":
         group, groups_per_row, groups_per_block = -(-hidden // TOKEN_ALIGN) * TOKEN_ALIGN, 1, 1
     else:
