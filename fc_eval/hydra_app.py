@@ -13,7 +13,7 @@ from fc_eval.presets import conf_dir, options
 from fc_eval.results.store import RunStore
 from fc_eval.sweep import Outcome, execute, summarize
 
-__all__ = ["compose_one", "conf_dir", "help_text", "options", "run"]
+__all__ = ["compose_one", "help_text", "run"]
 
 FLAGS = {"-m": "sweep", "--multirun": "sweep", "--cfg": "cfg", "-h": "help", "--help": "help"}
 

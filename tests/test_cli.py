@@ -7,8 +7,11 @@ import pytest
 import yaml
 
 from fc_eval.cli import main
+from fc_eval.collective.comm import parse_comm
+from fc_eval.config import CommConfig
 from fc_eval.errors import FcEvalError
-from fc_eval.hydra_app import compose_one, options
+from fc_eval.hydra_app import compose_one
+from fc_eval.presets import options, preset
 
 TINY = ["model=tiny", "tp=2", "eval=text", "eval.limit=1", "eval.runs.text.window_tokens=64", "device=cpu"]
 
@@ -134,6 +137,13 @@ def test_every_choice_composes(group):
         assert config == type(config).from_dict(config.as_dict())
 
 
+@pytest.mark.parametrize("name", options("comm"))
+def test_a_preset_means_in_python_and_in_rules_what_it_means_on_the_command_line(name):
+    comm = CommConfig(**preset("comm", name)).build()
+    assert parse_comm(name) == comm
+    assert parse_comm(comm.name) == comm
+
+
 def test_group_size_overrides_both_stages():
     comm = compose_one(["comm=int4_int8", "comm.group_size=32"]).comm.build()
     assert comm.name == "two_step:int4-g32-asym/int8-g32-asym"
@@ -155,7 +165,7 @@ def test_a_policy_rule_of_the_wrong_form_is_a_sentence():
 
 
 def test_conf_files_exist_where_the_package_looks():
-    from fc_eval.hydra_app import conf_dir
+    from fc_eval.presets import conf_dir
 
     assert (conf_dir() / "config.yaml").exists()
     assert Path(conf_dir()).name == "conf"

@@ -20,6 +20,9 @@ NAMES = {
     "hierarchical@4:int4_int8": "hierarchical@4:int4-g128-asym/int8-g128-asym",
     "fp32_ordered": "fp32_ordered",
     "plain": "plain",
+    "ring_int4": "ring:int4-g128-asym",
+    "one_step_int6-sym": "one_step:int6-g128-sym",
+    "hierarchical_int4_int8": "hierarchical@2:int4-g128-asym/int8-g128-asym",
 }
 
 
@@ -35,6 +38,9 @@ def test_names(short, full):
     ("text", "message"),
     [
         ("int44", "unknown comm 'int44': did you mean 'int4'"),
+        ("ring_itn4", "unknown comm 'ring_itn4': did you mean 'ring_int4'"),
+        ("one_step_int4/int8", "no gather stage"),
+        ("plain_int4", "does not quantize"),
         ("two_stp:int4", "did you mean 'two_step'"),
         ("one_step:int4/int8", "no gather stage: leave out the gather format"),
         ("plain:int4", "does not quantize"),
@@ -56,6 +62,7 @@ def test_labels_for_tables():
     assert parse_comm("one_step:int6-g32").label == "one-step INT6 g32"
     assert parse_comm("mxfp4").label == "MXFP4 g32"
     assert parse_comm("int2-g64-sr").label == "INT2 g64-sr"
+    assert parse_comm("hierarchical@4:int4").label == "hierarchical@4 INT4 g128"
     assert BASELINE.label == "baseline (fp32 ordered)"
 
 

@@ -4,6 +4,7 @@ int4                two-step, INT4 in both stages          int4_int8    INT4 red
 one_step:int6       one-step, no gather format                          Flash Communication, arXiv 2412.04964)
 ring:int4-g32       ring                                   int4/int8    the same, any two full format names
 fp32_ordered        no quantization, the baseline          plain        the framework's own all-reduce
+ring_int4           ring:int4; the presets' way to write   hierarchical_int4    hierarchical@2:int4
 """
 
 from dataclasses import dataclass, replace
@@ -111,7 +112,8 @@ class Comm:
             text = f"{alias}({bases[0]} reduce, {bases[1]} gather)"
         details = [f.name.removeprefix(f.base + "-").replace("-asym", "") for f in (self.reduce, self.gather) if f]
         text += " " + "/".join(dict.fromkeys(details))
-        return text if self.algorithm == "two_step" else f"{self.algorithm.replace('_', '-')} {text}"
+        node = f"@{self.node_size}" if self.node_size is not None else ""
+        return text if self.algorithm == "two_step" else f"{self.algorithm.replace('_', '-')}{node} {text}"
 
     @property
     def formats(self) -> tuple[WireFormat, ...]:
@@ -136,12 +138,17 @@ class Comm:
 
 
 BASELINE = Comm("fp32_ordered")
+# Ranks per node of a preset such as `hierarchical_int4`, whose name has no place for them.
+PRESET_NODE_SIZE = 2
+# Examples of every way to write a comm beside the names of formats, for the error that an unknown one gives.
+_EXAMPLES = (*ALGORITHMS, "int4_int8", "one_step_int4", "ring_int4", "hierarchical_int4")
 
 
 def parse_comm(text: str | Comm) -> Comm:
     """Reads a comm name of the form `[algorithm[@node_size]:]reduce[/gather]`; a `Comm` passes through.
 
-    `int4` means two-step with INT4 in both stages; `int4_int8` is short for `int4/int8`.
+    `int4` means two-step with INT4 in both stages; `int4_int8` is short for `int4/int8`, `ring_int4` for `ring:int4`,
+    so that the name of every preset in `conf/comm` means here what it means there.
 
     Raises:
         FcEvalError: an unknown format or algorithm (with the nearest names), or a combination that is not possible.
@@ -149,10 +156,8 @@ def parse_comm(text: str | Comm) -> Comm:
     if isinstance(text, Comm):
         return text
     head, colon, tail = str(text).strip().partition(":")
-    if not colon and head.partition("@")[0] in ALGORITHMS:
-        head, tail = head, ""
-    elif not colon:
-        head, tail = "two_step", head
+    if not colon:
+        head, tail = _split_short(head)
     algorithm, _, node = head.partition("@")
     if algorithm not in ALGORITHMS:
         raise unknown("algorithm", algorithm, ALGORITHMS)
@@ -164,9 +169,18 @@ def parse_comm(text: str | Comm) -> Comm:
         if len(pair) == 2 and all(p.partition("-")[0] in FORMATS for p in pair) and first not in FORMATS:
             first, second = pair
     if first and first.partition("-")[0] not in FORMATS and not colon and not slash:
-        raise unknown(
-            "comm", str(text), [*FORMATS, *ALGORITHMS, "int4_int8"], hint="`fc-eval formats` lists the formats"
-        )
+        raise unknown("comm", str(text), [*FORMATS, *_EXAMPLES], hint="`fc-eval formats` lists the formats")
     reduce = parse_format(first) if first else None
     gather = parse_format(second) if second else (reduce if ALGORITHMS[algorithm].has_gather else None)
     return Comm(algorithm, reduce, gather, int(node) if node else None)
+
+
+def _split_short(name: str) -> tuple[str, str]:
+    """Algorithm and formats of a name without a colon: 'ring_int4' is ('ring', 'int4'), 'int4' ('two_step', 'int4')."""
+    for algorithm, rule in ALGORITHMS.items():
+        if name.partition("@")[0] == algorithm:
+            return name, ""
+        if name.startswith(f"{algorithm}_"):
+            node = f"@{PRESET_NODE_SIZE}" if rule.needs_node_size else ""
+            return algorithm + node, name.removeprefix(f"{algorithm}_")
+    return "two_step", name

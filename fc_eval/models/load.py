@@ -13,6 +13,7 @@ from fc_eval.models.gguf import checkpoint_of
 from fc_eval.models.hub import fetch_snapshot
 from fc_eval.models.package import fetch_gguf
 from fc_eval.models.progress import bars_on_terminals_only
+from fc_eval.models.reasons import reason
 from fc_eval.models.tiny import byte_tokenizer, tiny_model
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -128,9 +129,4 @@ def _load_weights(config: ModelConfig, folder: Path, device: str) -> PreTrainedM
 
 
 def _not_loadable(what: str, config: ModelConfig, folder: Path, error: Exception) -> FcEvalError:
-    text = (str(error).strip() or type(error).__name__).splitlines()[0]
-    if "trust_remote_code" in str(error):
-        text = "it brings its own code; if you trust it, set model.trust_remote_code=true"
-    elif any(word in str(error) for word in ("attention implementation", "attn_implementation", "FlashAttention")):
-        text = f"there is no {config.attn_implementation!r} attention for it here; set model.attn_implementation=eager"
-    return FcEvalError(f"the {what} in {folder} cannot be loaded: {text}")
+    return FcEvalError(f"the {what} in {folder} cannot be loaded: {reason(error, config.attn_implementation)}")

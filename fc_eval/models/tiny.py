@@ -1,11 +1,13 @@
 """Small models with random weights and a byte-level tokenizer, built in code: nothing is read, nothing is fetched."""
 
+import difflib
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers, processors
 from tokenizers.models import BPE
 from transformers import (
+    CONFIG_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     PreTrainedModel,
@@ -13,11 +15,14 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from fc_eval.errors import FcEvalError
+from fc_eval.errors import FcEvalError, unknown
 from fc_eval.models.config import Shape
+from fc_eval.models.reasons import reason
 
 BOS, EOS = "<s>", "</s>"
 MAX_POSITIONS = 8192
+# What an unknown family is answered with when no known one is near.
+FAMILIES = ("gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3")
 
 
 def byte_tokenizer() -> PreTrainedTokenizerBase:
@@ -56,6 +61,12 @@ def tiny_model(
             f"a model of hidden size {shape.hidden} with {shape.heads} heads and {shape.kv_heads} key/value heads is "
             "not possible: each must be a multiple of the next"
         )
+    head_dim = shape.head_dim or shape.hidden // shape.heads
+    if head_dim % 2:
+        raise FcEvalError(
+            f"a head size of {head_dim} (model.shape) is not possible: rotary position embeddings turn pairs of "
+            "values, so it must be even"
+        )
     values: dict[str, Any] = {
         "vocab_size": 258,
         "hidden_size": shape.hidden,
@@ -63,7 +74,7 @@ def tiny_model(
         "num_hidden_layers": shape.layers,
         "num_attention_heads": shape.heads,
         "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_dim or shape.hidden // shape.heads,
+        "head_dim": head_dim,
         "max_position_embeddings": MAX_POSITIONS,
         # Outputs of about the size of the inputs, so that a layer's error shows in the logits.
         "initializer_range": shape.hidden**-0.5,
@@ -72,11 +83,18 @@ def tiny_model(
         "pad_token_id": 1,
         "tie_word_embeddings": False,
     }
+    if family not in CONFIG_MAPPING:
+        near = difflib.get_close_matches(family, list(CONFIG_MAPPING), n=3, cutoff=0.5)
+        raise unknown("model.tiny.family", family, near or FAMILIES, hint="a model type of transformers")
     try:
         config = AutoConfig.for_model(family, **(values | overrides))
-    except ValueError as error:
-        raise FcEvalError(f"model.tiny.family={family!r} is not possible: {str(error).splitlines()[0]}") from None
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attn_implementation)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = AutoModelForCausalLM.from_config(
+                config, dtype=torch.float32, attn_implementation=attn_implementation
+            )
+    except Exception as error:  # some families have no causal language model, others refuse a size: no common type
+        raise FcEvalError(
+            f"a tiny model of model.tiny.family={family} is not possible: {reason(error, attn_implementation)}"
+        ) from None
     return model.to(dtype).requires_grad_(False).eval()
