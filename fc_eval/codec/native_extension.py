@@ -6,22 +6,22 @@ why.
 
 import functools
 import importlib
-import math
 from importlib import resources
 from types import ModuleType
 
 import torch
 
 from fc_eval.codec.base import DTYPE_NAMES
+from fc_eval.codec.format_ints import FormatInts, format_ints
 from fc_eval.codec.select import CodecUnavailable
-from fc_eval.wire.format import MINIFLOATS, Minifloat, WireFormat
+
+__all__ = ["EXTENSIONS", "FormatInts", "extension", "format_ints", "native_status", "row_contiguous", "view_of"]
 
 EXTENSIONS = {"cpu": "fc_eval._native", "cuda": "fc_eval._native_cuda"}
 # Written by the build (cuda_ext/CMakeLists.txt): "cpu: reason" and "cuda: reason", empty where it was built.
 BUILD_NOTE = "_native_build.txt"
 
 View = tuple[int, int, int, tuple[int, ...], tuple[int, ...], int]
-FormatInts = tuple[int, ...]
 
 
 @functools.cache
@@ -70,34 +70,6 @@ def view_of(tensor: torch.Tensor, module: ModuleType) -> View:
     device: int = module.CPU_DEVICE if tensor.device.type == "cpu" else tensor.device.index
     behind = int(tensor.untyped_storage().nbytes()) - int(tensor.storage_offset()) * tensor.element_size()
     return tensor.data_ptr(), module.DTYPES[name], device, tuple(tensor.shape), tensor.stride(), behind
-
-
-def format_ints(fmt: WireFormat, module: ModuleType) -> FormatInts:
-    """A format as the integers of `FORMAT_FIELDS`, whose meaning the extension itself declares."""
-    small = fmt.minifloat
-    fields = {
-        "kind": module.KINDS[fmt.kind],
-        "bits": fmt.bits,
-        "group": 0 if fmt.group_size == "token" else fmt.group_size,
-        "scheme": module.NO_SCHEME if fmt.scheme is None else module.SCHEMES[fmt.scheme],
-        "exponent": small.exponent if small else 0,
-        "mantissa": small.mantissa if small else 0,
-        "bias": small.bias if small else 0,
-        "max_code": _LARGEST_CODES[fmt.element] if fmt.element else 0,
-        "emax": small.emax if small and fmt.kind == "mx" else 0,
-        "scale_bits": fmt.scale_bits,
-        "spikes": int(fmt.spikes),
-    }
-    return tuple(fields[name] for name in module.FORMAT_FIELDS)
-
-
-def _largest_code(small: Minifloat) -> int:
-    """Code of the largest finite value: 2^e (1 + m / 2^M) has exponent field e + bias and mantissa m."""
-    half, exponent = math.frexp(small.largest)  # largest = half * 2^exponent, half in [1/2, 1)
-    return ((exponent - 1 + small.bias) << small.mantissa) + int((2 * half - 1) * (1 << small.mantissa))
-
-
-_LARGEST_CODES = {name: _largest_code(small) for name, small in MINIFLOATS.items()}
 
 
 def row_contiguous(x: torch.Tensor) -> torch.Tensor:
