@@ -7,6 +7,7 @@ import torch
 
 from fc_eval.codec.base import DTYPE_NAMES, RoundTrip
 from fc_eval.codec.canonical import fill_nan_
+from fc_eval.codec.eager import eager
 from fc_eval.codec.groups import row_parts
 from fc_eval.codec.message import Contents, from_bytes, to_bytes
 from fc_eval.codec.minifloat import codes_of, values_of
@@ -41,6 +42,7 @@ class ReferenceCodec:
             return f"{fmt.name} rotates its rows, which the reference does not cover"
         return None
 
+    @eager
     def encode(self, x_TH: torch.Tensor, fmt: WireFormat) -> torch.Tensor:
         """See `Codec`."""
         shape = self._layout_of(x_TH, fmt)
@@ -61,6 +63,7 @@ class ReferenceCodec:
         codes.scatter_(-1, reserved.positions, 0)
         return to_bytes(Contents(codes, meta, reserved.without(scale.step.isnan())), shape, x_TH.dtype)
 
+    @eager
     def decode(self, wire: torch.Tensor, fmt: WireFormat, shape: tuple[int, int], dtype: torch.dtype) -> RoundTrip:
         """See `Codec`."""
         message = layout(fmt, *shape, _dtype_name(dtype))
@@ -81,6 +84,7 @@ class ReferenceCodec:
                 put_back_(part, Spikes(*(array[:, columns] for array in spikes)))
         return RoundTrip(values, _mark_broken(parts, scale))
 
+    @eager
     def round_trip(self, x_TH: torch.Tensor, fmt: WireFormat) -> RoundTrip:
         """See `Codec`; makes no codes and no bytes, and works in place on one fp32 copy of `x_TH`."""
         shape = self._layout_of(x_TH, fmt)

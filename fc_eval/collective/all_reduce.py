@@ -9,6 +9,7 @@ from typing import TypeGuard
 import torch
 
 from fc_eval.codec.base import DTYPE_NAMES, Codec, FusedCodec
+from fc_eval.codec.eager import eager
 from fc_eval.collective.base import Reduced
 from fc_eval.collective.comm import Comm
 from fc_eval.collective.hierarchical import hierarchical
@@ -35,6 +36,7 @@ BY_CHUNKS: dict[str, Algorithm] = {"ring": ring}
 PORTION_ELEMENTS_PER_THREAD = 2**18
 
 
+@eager
 def all_reduce(partials_WTH: torch.Tensor, comm: Comm, codec: Codec) -> Reduced:
     """Reduces the partial sums of W ranks as `comm` says, bit for bit as W real ranks would (WIRE.md, "Reduce").
 

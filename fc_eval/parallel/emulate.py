@@ -1,7 +1,7 @@
 """Tensor parallelism on one device: every row-parallel layer of a model communicates; everything else runs as it is."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from fc_eval.codec.base import DTYPES, Codec
+from fc_eval.codec.eager import eager
 from fc_eval.codec.select import get_codec
 from fc_eval.collective.all_reduce import all_reduce
 from fc_eval.collective.comm import Comm, parse_comm
@@ -130,31 +131,36 @@ class Attachment:
         self._arm.tallies[site.name].add(partials_WTH.shape[1], reduced)
         return reduced.values
 
-    def _install(self, model: nn.Module) -> list[Callable[[], None]]:
-        """Replaces the forwards; returns what undoes it, in the order in which it was done."""
+    @contextmanager
+    def _installed(self, model: nn.Module) -> Iterator[None]:
+        """Replaces the forwards while the block runs; all of them or none."""
         decoder = find_decoder(model)
-        if any(isinstance(hook, _CountForwards) for hook in decoder._forward_pre_hooks.values()):
+        if any(isinstance(hook, _CountForwards) and hook.attachment for hook in decoder._forward_pre_hooks.values()):
             raise FcEvalError("this model communicates already: use set_comm, or leave the other `with` block first")
-        undo = [decoder.register_forward_pre_hook(_CountForwards(self)).remove]
-        if self.world_size == 1:
-            return undo  # nothing is split: the layers stay untouched
-        for site in self.sites:
-            module = self._targets[site.name]
-            forward = RowParallelForward(module, site, self.world_size, self._reduce)
-            # accelerate's hook brings an offloaded weight in and then calls `_old_forward`.
-            attribute = "_old_forward" if hasattr(module, "_hf_hook") else "forward"
-            undo.append(_replace_attribute(module, attribute, forward))
-        return undo
+        # At W = 1 nothing is split: the layers stay untouched.
+        sites = self.sites if self.world_size > 1 else ()
+        forwards = [RowParallelForward(self._targets[s.name], s, self.world_size, self._reduce) for s in sites]
+        with ExitStack() as stack:
+            stack.callback(decoder.register_forward_pre_hook(_CountForwards(self)).remove)
+            for forward in forwards:
+                forward.install()
+                stack.callback(forward.remove)
+            yield
 
 
 class _CountForwards:
-    """Pre-forward hook of the decoder; its presence also marks the model as attached."""
+    """Pre-forward hook of the decoder; its presence also marks the model as attached. A copy of it does neither."""
 
-    def __init__(self, attachment: Attachment) -> None:
+    def __init__(self, attachment: Attachment | None = None) -> None:
         self.attachment = attachment
 
+    @eager
     def __call__(self, module: nn.Module, args: Any) -> None:
-        self.attachment._arm.forwards += 1
+        if self.attachment is not None:
+            self.attachment._arm.forwards += 1
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return _CountForwards, ()
 
 
 def _plain_linear(model: nn.Module, name: str) -> nn.Linear:
@@ -172,21 +178,6 @@ def _plain_linear(model: nn.Module, name: str) -> nn.Linear:
     return module
 
 
-def _replace_attribute(module: nn.Module, attribute: str, value: object) -> Callable[[], None]:
-    """Sets an instance attribute; calling the result restores what was there, or that nothing was there."""
-    missing = object()
-    before = module.__dict__.get(attribute, missing)
-    setattr(module, attribute, value)
-
-    def restore() -> None:
-        if before is missing:
-            delattr(module, attribute)
-        else:
-            setattr(module, attribute, before)
-
-    return restore
-
-
 @contextmanager
 def communicate(model: nn.Module, comm: str | Comm | Policy, tp: int, codec: str = "auto") -> Iterator[Attachment]:
     """Lets the row-parallel layers of a transformers model communicate while the block runs.
@@ -194,16 +185,19 @@ def communicate(model: nn.Module, comm: str | Comm | Policy, tp: int, codec: str
     Args:
         model: in bf16, fp16 or fp32, evaluated without gradients; it may lie on several devices (accelerate).
         comm: one comm for all layers (a `Comm` or its name), or a policy.
-        tp: world size W; 1 leaves the layers untouched.
-        codec: 'auto', 'reference', 'cpu' or 'cuda'.
+        tp: world size W, a whole number that divides the input of every site; 1 leaves the layers untouched.
+        codec: 'auto', 'reference', 'cpu' or 'cuda'; all give the same bits.
+
+    Nothing is left behind, whatever happens in the block. A copy or a pickle of the model made inside does not
+    communicate. A model compiled with torch.compile runs its row-parallel layers eagerly, with the same bits.
+
+    Yields:
+        The attachment: switches the comm, counts calls and bytes.
 
     Raises:
-        FcEvalError: the model, W, comm or codec are not possible, or the model communicates already.
+        FcEvalError: the model, W, comm or codec are not possible, the model or a layer of it communicates already, or
+            something else than accelerate has replaced the forward of a row-parallel layer.
     """
     attachment = Attachment(model, comm, tp, codec)
-    undo = attachment._install(model)
-    try:
+    with attachment._installed(model):
         yield attachment
-    finally:
-        while undo:
-            undo.pop()()

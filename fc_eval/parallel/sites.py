@@ -137,10 +137,11 @@ def check_world_size(sites: tuple[Site, ...], world_size: int) -> None:
     """Makes sure that W divides the input of every site.
 
     Raises:
-        FcEvalError: W is below 1 or divides not every `in_features`; names the W up to 16 that would work.
+        FcEvalError: W is no whole number of at least 1, or does not divide every `in_features`; names the W up to 16
+            that would work.
     """
-    if world_size < 1:
-        raise FcEvalError(f"tp={world_size} is not possible: expected a whole number of ranks, at least 1")
+    if not isinstance(world_size, int) or isinstance(world_size, bool) or world_size < 1:
+        raise FcEvalError(f"tp={world_size!r} is not possible: expected a whole number of ranks, at least 1")
     for site in sites:
         if site.in_features % world_size:
             fits = [str(w) for w in range(1, 17) if all(s.in_features % w == 0 for s in sites)]
