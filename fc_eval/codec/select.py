@@ -83,8 +83,8 @@ def get_codec(
         FcEvalError: an unknown name, a codec that is missing or does not cover a format, or none that does; or this
             thread flushes subnormals to zero.
     """
-    if name != "auto" and name not in LOADERS:
-        raise unknown("codec", name, ["auto", *LOADERS])
+    if not isinstance(name, str) or name not in ("auto", *LOADERS):
+        raise unknown("codec", str(name), ["auto", *LOADERS])
     fmts, device = tuple(fmts), torch.device(device)
     if device.type == "cpu" and _flushes_subnormals():
         raise FcEvalError(

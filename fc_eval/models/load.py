@@ -61,6 +61,11 @@ def load_model(config: ModelConfig, device: str = "cpu") -> LoadedModel:
     Raises:
         FcEvalError: anything about the source, the device or the options that the user can mend.
     """
+    if not isinstance(config, ModelConfig):
+        raise FcEvalError(
+            f"load_model got {config!r}: expected a ModelConfig of fc_eval.models.config, "
+            "such as ModelConfig.from_mapping({'name': 'mine', 'path': 'FOLDER_OR_GGUF'})"
+        )
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
         raise FcEvalError(f"device={device} is not possible: torch sees no CUDA device here; use device=cpu")
     if config.tiny is not None:
