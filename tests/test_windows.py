@@ -1,5 +1,6 @@
 """Token windows of every protocol against a plain reading of the papers' scripts."""
 
+import errno
 import hashlib
 import random
 from pathlib import Path
@@ -101,6 +102,15 @@ def test_encode_overrules_the_tokenizers_own_bos(tokenizer):
     assert encode(tokenizer, "a", True) == tokenizer.encode("a")
 
 
+def test_a_text_that_spells_out_bos_gets_no_second_one(tokenizer):
+    rest = encode(tokenizer, "a", False)
+    bos = tokenizer.bos_token_id
+    assert encode(tokenizer, "<s>a", True) == encode(tokenizer, "<s>a", False) == [bos, *rest]
+    assert encode(tokenizer, "a<s>", True) == [bos, *rest, bos]
+    assert encode(tokenizer, "", True) == [bos]
+    assert encode(tokenizer, "", False) == []
+
+
 def published_c4(documents, tokenizer, window, bos):
     """The loop of the GPTQ script, with the condition that leaves room for an offset."""
     random.seed(0)
@@ -184,6 +194,29 @@ def test_text_reads_a_file_or_what_is_embedded(tokenizer, tmp_path):
     assert tokenizer.decode(embedded.ids[0]) == embedded_text()[:64]
     file.write_bytes(b"abc\xff")
     with pytest.raises(FcEvalError, match=r"not UTF-8 \(byte 3\)"):
+        build("text", tokenizer, None, path=str(file))
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r", "\u2028", "\x0b"])
+def test_a_text_file_is_read_as_it_is(tokenizer, tmp_path, end):
+    content = ("\ufeff" + ("first line" + end + "second" + end) * 6).encode()
+    file = tmp_path / "own.txt"
+    file.write_bytes(content)
+    found = build("text", tokenizer, None, path=str(file))
+    assert found.protocol["text_tokens"] == len(content)  # one token per byte
+    assert found.protocol["text_sha256"] == hashlib.sha256(content).hexdigest()
+    assert tokenizer.decode(found.ids[0], clean_up_tokenization_spaces=False) == content[:64].decode(errors="replace")
+
+
+def test_a_text_file_that_may_not_be_read_is_named(tokenizer, tmp_path, monkeypatch):
+    file = tmp_path / "own.txt"
+    file.write_bytes(b"x" * 64)
+
+    def refuse(self):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(FcEvalError, match=r"own.txt' cannot be read: Permission denied"):
         build("text", tokenizer, None, path=str(file))
 
 

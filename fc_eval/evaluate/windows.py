@@ -63,10 +63,13 @@ def bos_id(tokenizer: Any, add_bos_token: bool) -> int | None:
 
 
 def encode(tokenizer: Any, text: str, add_bos_token: bool) -> list[int]:
-    """Token ids of a text, with exactly one BOS in front or none, whatever the tokenizer does by itself."""
+    """Token ids of a text, whatever the tokenizer adds by itself: with one BOS in front, or only what the text holds.
+
+    A text that spells out the BOS token at its beginning (a chat template does) gets no second one.
+    """
     bos = bos_id(tokenizer, add_bos_token)
     ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-    return ids if bos is None else [bos, *ids]
+    return ids if bos is None or ids[:1] == [bos] else [bos, *ids]
 
 
 def ids_sha256(sequences: Iterable[Iterable[int]]) -> str:
@@ -138,16 +141,21 @@ def _text(path: str | None) -> Column:
     if path is None:
         from fc_eval.evaluate.embedded.text import embedded_text
 
-        text = embedded_text()
+        content = embedded_text().encode("utf-8")
         origin = {"dataset": "pydoc_data.topics", "where": "embedded"}
     else:
         file = local_text(path)
         try:
-            text = file.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise FcEvalError(f"text file {path!r} is not UTF-8 (byte {error.start}): convert it first") from None
+            content = file.read_bytes()
+        except OSError as error:
+            raise FcEvalError(f"text file {path!r} cannot be read: {error.strerror}") from None
         origin = {"dataset": file.name, "where": "file"}
-    sha256 = hashlib.sha256(text.encode("utf-8")).hexdigest()
+    # Bytes, not lines: the tokens are those of the text as it is, CRLF and all, and the digest is that of the file.
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise FcEvalError(f"text file {path!r} is not UTF-8 (byte {error.start}): convert it first") from None
+    sha256 = hashlib.sha256(content).hexdigest()
     return Column([text], {**origin, "config": None, "split": None, "revision": None, "text_sha256": sha256})
 
 
