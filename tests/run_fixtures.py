@@ -89,6 +89,45 @@ def quantized(base: Run, comm: str, bits: float, shift: float, **changes: object
     return run.arm_of(base, **changes)
 
 
+def _config(run: Run) -> dict[str, object]:
+    """The configuration as `RunConfig.as_dict` gives it."""
+    limit = run.windows if run.partial else None
+    specs = [
+        {
+            "kind": "perplexity",
+            "name": text,
+            "protocol": text,
+            "window_tokens": TOKENS + 1,
+            "path": None,
+            "limit": limit,
+        }
+        for text in run.texts
+    ]
+    specs += [{"kind": "task", "name": name, "task": name, "num_fewshot": 0, "limit": limit} for name in run.tasks]
+    group = run.reduce.split("-g")[1].split("-")[0] if run.reduce else "128"
+    first, second = ((text or "").split("-")[0] or None for text in (run.reduce, run.gather))
+    return {
+        "model": {"name": run.model, "dtype": run.dtype},
+        "comm": {
+            "algorithm": "two_step" if run.reduce else run.comm,
+            "reduce": first,
+            "gather": None if second == first else second,
+            "group_size": None if group == "128" else int(group) if group.isdigit() else group,
+            "node_size": None,
+        },
+        "policy": [],
+        "policy_name": run.policy,
+        "tp": run.tp,
+        "exec": "emulated",
+        "codec": "auto",
+        "device": run.device.split(":")[0],
+        "data_root": None,
+        "seed": 0,
+        "threads": None,
+        "eval": {"specs": specs, "batch_size": run.batch_size, "window_batch": 1, "divergence": run.divergence},
+    }
+
+
 def _windows(run: Run, text: str) -> dict[str, np.ndarray]:
     n = run.windows
     base_n = TOKENS * (run.mean_nll + 0.25 * np.sin(np.arange(n) + len(text)))
@@ -142,8 +181,8 @@ def write_run(runs: Path, run: Run, name: str | None = None) -> Path:
         runs / (name or f"{run.model}-{run.comm}-{run.policy}-tp{run.tp}-{run.fingerprint[:8]}"), run.fingerprint
     )
     folder.set_status("running")
-    tree = {"eval": {"batch_size": run.batch_size, "window_batch": 1, "specs": []}, "comm": {"name": run.comm}}
-    folder.write_config({"config": tree, "fingerprint": run.fingerprint, "baseline_fingerprint": run.base})
+    tree = {"config": _config(run), "fingerprint": run.fingerprint, "baseline_fingerprint": run.base}
+    folder.write_config(tree)
     results, evals, protocol = {}, {}, {}
     for text in run.texts:
         arrays = _windows(run, text)

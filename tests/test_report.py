@@ -14,7 +14,6 @@ from fc_eval.report.build import build_report
 from fc_eval.report.details import detail_tables
 from fc_eval.report.groups import group_pairs
 from fc_eval.report.markdown import first_table_markdown
-from fc_eval.report.provenance import rerun_command
 from fc_eval.report.tables import summary_table
 from fc_eval.report.terminal import terminal_table
 from fc_eval.results.compare import pair_runs
@@ -252,24 +251,6 @@ def test_first_table_for_a_readme(small):
     assert text.splitlines()[2].startswith("| baseline (fp32 ordered) | 16.00 | 1.00x | 19.630 |")
     assert all(line in GOLDEN.read_text() for line in text.splitlines()[:5])
     assert "16 windows (partial)" in text
-
-
-def test_rerun_command_says_what_differs(tmp_path):
-    record = load_run(
-        write_run(tmp_path, quantized(Run(), "int4_int8", 6.25, 0.02, policy="o_proj_int8", divergence=True))
-    )
-    specs = [
-        {"name": "wikitext2", "protocol": "wikitext2", "window_tokens": 512, "limit": 16},
-        {"name": "boolq", "task": "boolq", "num_fewshot": 0, "limit": 16},
-    ]
-    comm = {"name": "int4_int8", "algorithm": "two_step", "reduce": "int4", "gather": "int8", "group_size": 32}
-    config = {"config": {"eval": {"specs": specs, "batch_size": 8, "window_batch": 2}, "comm": comm, "seed": 0}}
-    assert rerun_command(replace(record, config=config)) == (
-        "fc-eval run model=smollm2 model.dtype=bf16 comm=int4_int8 comm.algorithm=two_step comm.reduce=int4 "
-        "comm.gather=int8 comm.group_size=32 policy=o_proj_int8 tp=4 exec=emulated device=cpu eval=[wikitext2] "
-        "eval.tasks=[boolq] eval.limit=16 eval.runs.wikitext2.window_tokens=512 eval.batch_size=8 eval.window_batch=2 "
-        "eval.divergence=true"
-    )
 
 
 def test_mistakes_are_said_in_one_sentence(tmp_path):

@@ -1,9 +1,11 @@
 """Which runs stand in one table: a `Group` shares model, dtype, tensor-parallel size, baseline and samples."""
 
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from fc_eval.report.setting import differences, setting
 from fc_eval.results.compare import Paired
 from fc_eval.results.delta import Delta
 from fc_eval.results.record import EvalInfo, RunRecord
@@ -23,11 +25,13 @@ class Group:
         pairs: the runs: baseline, unquantized ones, then by falling bits.
         labels: a short, distinct name of each run's comm.
         slug: the title as a part of file names and links, distinct within a report.
+        detail: what tells it from groups of the same title in a report; empty where there are none.
     """
 
     pairs: tuple[Paired, ...]
     labels: tuple[str, ...]
     slug: str = ""
+    detail: str = ""
 
     @property
     def first(self) -> RunRecord:
@@ -36,10 +40,21 @@ class Group:
 
     @property
     def title(self) -> str:
-        """'smollm2, bf16, tp=4, cpu'."""
+        """'smollm2, bf16, tp=4, cpu', and the detail where another group is called so."""
+        return self.heading()
+
+    def heading(self, tp: bool = True, detail: bool = True) -> str:
+        """The title, with or without the tensor-parallel size and the detail."""
         arm = self.first.arm
-        weights = "" if arm.weights == "native" else f", {arm.weights} weights"
-        return f"{arm.model}, {arm.dtype}{weights}, tp={arm.tp}, {self.first.device_type}"
+        weights = [] if arm.weights == "native" else [f"{arm.weights} weights"]
+        sizes = [f"tp={arm.tp}"] if tp else []
+        text = ", ".join([arm.model, arm.dtype, *weights, *sizes, self.first.device_type])
+        return f"{text}; {self.detail}" if detail and self.detail else text
+
+    @property
+    def setting_without_tp(self) -> frozenset[tuple[str, str]]:
+        """All that its baseline's numbers depend on, but for the tensor-parallel size."""
+        return frozenset(item for item in setting(self.first).items() if item[0] != "tp")
 
     @property
     def evals(self) -> dict[str, EvalInfo]:
@@ -100,13 +115,43 @@ def group_pairs(pairs: Iterable[Paired]) -> list[Group]:
         members.sort(key=_row_order)
         groups.append(Group(tuple(members), tuple(row_labels([pair.record for pair in members]))))
     groups.sort(key=_group_order)
-    # Counted where settings repeat, instead of a fingerprint: a repeated run keeps its file names.
-    slugs = [re.sub(r"[^\w.-]+", "_", group.title.replace("=", "")) for group in groups]
-    seen = [slugs[:place].count(slug) for place, slug in enumerate(slugs)]
+    slugs = distinct([file_name(group.title) for group in groups])
+    groups = [replace(group, slug=slug) for group, slug in zip(groups, slugs, strict=True)]
+    return _with_details(groups)
+
+
+def file_name(title: str) -> str:
+    """A title as a part of file names and links."""
+    return re.sub(r"[^\w.-]+", "_", title.replace("=", ""))
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """The names, counted where they repeat; counts, unlike fingerprints, stay when a run is repeated."""
+    found: list[str] = []
+    for name in names:
+        count = next(n for n in itertools.count(1) if (name if n == 1 else f"{name}_{n}") not in found)
+        found.append(name if count == 1 else f"{name}_{count}")
+    return found
+
+
+def _with_details(groups: Sequence[Group]) -> list[Group]:
+    """Says in what groups differ that have one title apart from the tensor-parallel size."""
+    found = list(groups)
+    for title in dict.fromkeys(group.heading(tp=False) for group in groups):
+        places = [i for i, group in enumerate(groups) if group.heading(tp=False) == title]
+        settings = [{k: v for k, v in setting(groups[i].first).items() if k != "tp"} for i in places]
+        for i, text in zip(places, differences(settings), strict=True):
+            found[i] = replace(groups[i], detail=text)
+    titles = [group.title for group in found]
     return [
-        replace(group, slug=f"{slug}_{again + 1}" if again else slug)
-        for group, slug, again in zip(groups, slugs, seen, strict=True)
+        group if titles.count(group.title) == 1 else replace(group, detail=_with_baseline(group)) for group in found
     ]
+
+
+def _with_baseline(group: Group) -> str:
+    """The detail of a group that no setting tells from another: the fingerprint of its baseline."""
+    baseline = group.first.baseline_fingerprint or group.first.fingerprint
+    return ", ".join(filter(None, [group.detail, f"baseline {baseline[:10]}"]))
 
 
 def _row_order(pair: Paired) -> tuple[object, ...]:

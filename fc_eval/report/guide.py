@@ -14,7 +14,7 @@ def guide(groups: Sequence[Group]) -> tuple[tuple[str, str], ...]:
         (
             "bits",
             "Effective bits per value on the wire: 8 x encoded bytes / values, the mean over the stages, with scales, "
-            "zero points and padding counted. INT4 with groups of 128 costs 4.25 bits, not 4.",
+            "zero points and padding counted. INT4 with groups of 128 costs 4.25 bits, not 4." + _padding(groups),
         ),
         (
             "wire ratio",
@@ -46,10 +46,12 @@ def guide(groups: Sequence[Group]) -> tuple[tuple[str, str], ...]:
         entries.append(
             (
                 "accuracy",
-                "In percent, deltas in points. lost/gained: questions that only the baseline, or only the run, got "
-                "right. p: McNemar's test on these, exact below 25 of them and otherwise chi-square with continuity "
-                "correction. The interval is a paired bootstrap. Recovery: the run's accuracy / the baseline's. An "
-                "error of 0 says that not one of these questions changed sides, not that none can.",
+                "In percent, deltas in points. A question is one document of a task; while a run goes on it counts "
+                "requests, of which a question has one per possible answer. lost/gained: questions that only the "
+                "baseline, or only the run, got right. p: McNemar's test on these, exact below 25 of them and "
+                "otherwise chi-square with continuity correction. The interval is a paired bootstrap. Recovery: the "
+                "run's accuracy / the baseline's. An error of 0 says that not one of these questions changed sides, "
+                "not that none can.",
             )
         )
     if "kl_mean" in metrics:
@@ -73,3 +75,22 @@ def guide(groups: Sequence[Group]) -> tuple[tuple[str, str], ...]:
             )
         )
     return tuple(entries)
+
+
+def _padding(groups: Sequence[Group]) -> str:
+    """Why a format costs more than its nominal bits here, by the example that costs most; empty where none does."""
+    found = []
+    for record in (pair.record for group in groups for pair in group.pairs):
+        bits, nominal = record.wire_number("effective_bits"), record.wire_number("nominal_bits")
+        if record.arm.policy == "uniform" and isinstance(record.arm.group_size, int) and bits > nominal + 0.005:
+            found.append((bits / nominal, record))
+    if not found:
+        return ""
+    record = max(found, key=lambda item: (item[0], item[1].arm.label))[1]
+    bits, nominal = record.wire_number("effective_bits"), record.wire_number("nominal_bits")
+    why = "because rows and messages are filled up to whole groups and blocks"
+    shape = ((record.config.get("config") or {}).get("model") or {}).get("shape") or {}
+    hidden, group = shape.get("hidden"), record.arm.group_size
+    if isinstance(hidden, int) and isinstance(group, int) and hidden % group:
+        why = f"because {hidden} values a row are no multiple of {group} and fill {-(-hidden // group)} groups"
+    return f" Here {record.arm.label} costs {bits:.2f} instead of {nominal:.2f}, {why}."

@@ -12,7 +12,12 @@ from fc_eval.results.record import RunRecord
 
 def escape(text: str) -> str:
     """One line of plain text inside a table cell."""
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
+
+
+def _code(text: str) -> str:
+    """A command inside a table cell, to be copied as it stands; a pipe alone would end the cell."""
+    return "`" + " ".join(text.split()).replace("|", "\\|") + "`"
 
 
 def markdown_table(table: Table) -> str:
@@ -21,7 +26,9 @@ def markdown_table(table: Table) -> str:
         "| " + " | ".join(escape(c.flat) for c in table.columns) + " |",
         "| " + " | ".join("---" if c.words else "---:" for c in table.columns) + " |",
     ]
-    lines += ["| " + " | ".join(escape(text) for text in row) + " |" for row in table.texts()]
+    for row in table.texts():
+        cells = (_code(text) if column.code else escape(text) for column, text in zip(table.columns, row, strict=True))
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -40,6 +47,7 @@ def first_table_markdown(records: Iterable[RunRecord]) -> str:
 def page_markdown(page: Page) -> str:
     """A whole report as Markdown, with its plots as PNG files in `plots/` beside it."""
     parts = [f"# {page.title}", page.lede]
+    parts += [f"**{model}**: {'; '.join(notes)}." for model, notes in page.models]
     if page.warnings:
         parts += ["**Before reading:**", "\n".join(f"- {escape(text)}" for text in page.warnings)]
     for section in page.sections:

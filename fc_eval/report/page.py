@@ -1,7 +1,7 @@
 """What a report says, apart from how it is written down: a `Page`, made from records."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fc_eval.report.details import detail_tables
@@ -36,10 +36,11 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """A whole report. `problems` is None where every run gave numbers."""
+    """A whole report: `models` with what all of their runs say; `problems` is None where every run gave numbers."""
 
     title: str
     lede: str
+    models: tuple[tuple[str, tuple[str, ...]], ...]
     warnings: tuple[str, ...]
     sections: tuple[Section, ...]
     across: tuple[Plot, ...]
@@ -59,12 +60,14 @@ def make_page(pairs: Sequence[Paired], problems: Sequence[Problem]) -> Page:
     """Arranges runs and problems."""
     groups = group_pairs(pairs)
     records = [pair.record for group in groups for pair in group.pairs]
+    models = _models(records)
     rows = [[problem.name, problem.state, problem.reason] for problem in problems]
     return Page(
         title=TITLE,
         lede=_lede(records, problems),
+        models=tuple(models.items()),
         warnings=tuple(dict.fromkeys(text for group in groups for text in _warnings(group))),
-        sections=tuple(_section(group) for group in groups),
+        sections=tuple(_section(group, models) for group in groups),
         across=tuple(tp_plots(groups)),
         problems=words(["run", "state", "why"], rows) if rows else None,
         environments=environments_table(records),
@@ -74,8 +77,19 @@ def make_page(pairs: Sequence[Paired], problems: Sequence[Problem]) -> Page:
     )
 
 
-def _section(group: Group) -> Section:
-    notes = [accuracy_note(group), *(note for pair in group.pairs for note in pair.record.notes)]
+def _models(records: Sequence[RunRecord]) -> dict[str, tuple[str, ...]]:
+    """For each model, the notes that all of its runs carry: they are said once, not in every section."""
+    found: dict[str, list[str]] = {}
+    for record in records:
+        kept = found.setdefault(record.arm.model, list(record.notes))
+        found[record.arm.model] = [note for note in kept if note in record.notes]
+    return {model: tuple(dict.fromkeys(notes)) for model, notes in found.items() if notes}
+
+
+def _section(group: Group, models: Mapping[str, tuple[str, ...]]) -> Section:
+    said = models.get(group.first.arm.model, ())
+    notes = [accuracy_note(group)]
+    notes += [note for pair in group.pairs for note in pair.record.notes if note not in said]
     return Section(
         title=group.title,
         anchor=group.slug,

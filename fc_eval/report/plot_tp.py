@@ -4,42 +4,43 @@ import math
 from collections.abc import Sequence
 
 from fc_eval.report.figure import COLORS, INK, MARKERS, Plot, figure_with_axes, finish, styled, symlog_if_wide
-from fc_eval.report.groups import Group, find
+from fc_eval.report.groups import Group, distinct, file_name, find
 from fc_eval.report.intervals import ln_interval, sides
 from fc_eval.results.delta import Delta
+
+# Of one text: by label, then by tensor-parallel size.
+Lines = dict[str, dict[int, Delta]]
 
 
 def tp_plots(groups: Sequence[Group]) -> list[Plot]:
     """ln(PPL ratio) over the tensor-parallel size, a line per comm, for comms that were run at two sizes or more."""
-    plots = []
-    for key in dict.fromkeys(_setting(group) for group in groups):
-        members = [group for group in groups if _setting(group) == key]
+    found: list[tuple[str, Lines, list[Group], str]] = []
+    for shared in dict.fromkeys(group.setting_without_tp for group in groups):
+        members = [group for group in groups if group.setting_without_tp == shared]
         for name in dict.fromkeys(name for group in members for name in group.perplexities()):
-            plot = _tp_plot(members, name)
-            plots += [plot] if plot else []
-    return plots
+            lines = _lines(members, name)
+            if lines:
+                title = members[0].heading(tp=False, detail=False)
+                found.append((file_name(f"delta_over_tp_{title}_{name}"), lines, members, name))
+    names = distinct([plot_name for plot_name, *_ in found])
+    return [_tp_plot(each, *rest[1:]) for each, rest in zip(names, found, strict=True)]
 
 
-def _setting(group: Group) -> tuple[object, ...]:
-    """All that groups of one plot share: everything but the tensor-parallel size."""
-    arm = group.first.arm
-    return arm.model, arm.weights, arm.dtype, group.first.device_type, tuple(group.evals.values())
-
-
-def _tp_plot(groups: Sequence[Group], name: str) -> Plot | None:
-    lines: dict[str, dict[int, Delta]] = {}
+def _lines(groups: Sequence[Group], name: str) -> Lines:
+    """Deltas by label and tensor-parallel size; a label that stands for different comms gives no line."""
+    lines: Lines = {}
+    comms: dict[str, set[str]] = {}
     for group in groups:
         for label, pair in zip(group.labels, group.pairs, strict=True):
             d = find(pair, name, "perplexity")
             if not pair.record.is_baseline and d is not None and math.isfinite(d.ln_ratio):
                 lines.setdefault(label, {})[pair.record.arm.tp] = d
-    lines = {label: by_tp for label, by_tp in lines.items() if len(by_tp) > 1}
-    if not lines:
-        return None
-    first = groups[0].first.arm
+                comms.setdefault(label, set()).add(pair.record.arm.comm_full)
+    return {label: by_tp for label, by_tp in lines.items() if len(by_tp) > 1 and len(comms[label]) == 1}
+
+
+def _tp_plot(plot_name: str, lines: Lines, groups: Sequence[Group], name: str) -> Plot:
     info = next(group.evals[name] for group in groups if name in group.evals)
-    plot_name = f"delta_over_tp_{first.model}_{first.dtype}_{groups[0].first.device_type}_{name}_{info.samples}"
-    plot_name = "".join(c if c.isalnum() or c in "._-" else "-" for c in plot_name)
     with styled(plot_name):
         figure, (axes,) = figure_with_axes(6.4, 3.6)
         sizes = sorted({tp for by_tp in lines.values() for tp in by_tp})
@@ -60,7 +61,6 @@ def _tp_plot(groups: Sequence[Group], name: str) -> Plot | None:
         axes.set_xlabel("tensor-parallel size")
         axes.set_ylabel(f"ln(PPL ratio), {info.label}")
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
-        caption = (
-            f"Paired delta on {info.label} over the tensor-parallel size, 95 % intervals; {first.model}, {first.dtype}."
-        )
+        title = groups[0].heading(tp=False)
+        caption = f"Paired delta on {info.label} over the tensor-parallel size, 95 % intervals; {title}."
         return finish(plot_name, caption, figure)

@@ -21,11 +21,12 @@ AVERAGES = {
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its title, the heading that it shares with its neighbours, and whether it holds words."""
+    """A column: its title, the heading that it shares with its neighbours, whether it holds words, or commands."""
 
     title: str
     over: str = ""
     words: bool = False
+    code: bool = False
 
     @property
     def flat(self) -> str:

@@ -11,6 +11,7 @@ from fc_eval.results.text import align_points, text_table
 
 def terminal_table(records: Iterable[RunRecord]) -> str:
     """One compact table per baseline: comm, bits, wire ratio, perplexity and accuracy with their paired errors."""
+    records = list(records)
     parts = []
     for group in group_pairs(pair_runs(records)):
         table = summary_table(group, divergence=False)
@@ -22,4 +23,6 @@ def terminal_table(records: Iterable[RunRecord]) -> str:
         ]
         said = [accuracy_note(group), *published_flags(group.first), *(pair.problem for pair in group.pairs)]
         parts += [*dict.fromkeys(filter(None, said)), ""]
+    # What is to be known about a model stands once, under all tables that name it.
+    parts += dict.fromkeys(f"{record.arm.model}: {'; '.join(record.notes)}" for record in records if record.notes)
     return "\n".join(parts).rstrip()
