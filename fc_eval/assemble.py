@@ -19,10 +19,11 @@ from fc_eval.wire.format import WIRE_VERSION
 from fc_eval.wire.layout import DTYPE_BYTES, nominal_bits
 
 
-def eval_summary(spec: EvalSpec, result: EvalResult, stats: CommStats) -> dict[str, Any]:
-    """One finished evaluation as JSON: its numbers, its protocol, and what its all-reduces cost."""
+def eval_summary(spec: EvalSpec, result: EvalResult, stats: CommStats, seconds: float) -> dict[str, Any]:
+    """One finished evaluation as JSON: its numbers, its protocol, what its all-reduces cost, the time it took."""
     return {
         "schema": SCHEMA,
+        "seconds": seconds,
         "kind": spec.kind,
         "label": result.protocol.get("label", spec.name),
         "metrics": {key: _finite(value) for key, value in result.metrics.items()},
@@ -97,9 +98,14 @@ def result_of(
     loaded: LoadedModel,
     hidden: int,
     check: SelfCheck,
-    seconds: float,
+    setup_s: float,
 ) -> dict[str, Any]:
-    """`result.json` of a finished run; `hidden` is the width of what is reduced, `seconds` the time spent on it."""
+    """`result.json` of a finished run; `hidden` is the width of what is reduced.
+
+    Its `total_s` is the time spent on what it holds: each evaluation's own, whichever attempt computed it, and
+    `setup_s`, what the attempt that finished the run took to load and check the model. Time of attempts that came to
+    nothing does not count.
+    """
     comm = config.comm.build()
     comms = [summary["comm"] for summary in summaries.values()]
     calls: dict[str, int] = {}
@@ -157,5 +163,9 @@ def result_of(
         "published": dict(config.model.published) if config.model.published else None,
         "notes": list(dict.fromkeys([*loaded.notes, *(note for c in comms for note in c["notes"])])),
         "self_check": {"relative_error": check.relative_error, "bound": check.bound, "same_top1": check.same_top1},
-        "time": {"total_s": seconds},
+        "time": {
+            "total_s": setup_s + sum(summary["seconds"] for summary in summaries.values()),
+            "setup_s": setup_s,
+            "evals_s": {name: summary["seconds"] for name, summary in summaries.items()},
+        },
     }

@@ -1,6 +1,7 @@
-"""The one exception that a user's mistake raises, and the wording helper that every room shares."""
+"""The one exception that a user's mistake raises, and the wording helpers that every room shares."""
 
 import difflib
+import errno
 from collections.abc import Iterable
 
 
@@ -9,6 +10,50 @@ class FcEvalError(ValueError):
 
     The command line prints it as a single line and exits with status 2; every other exception is a defect.
     """
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends a command as Ctrl-C does."""
+
+
+_ADVICE = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space, or ask for a larger quota",
+    errno.EACCES: "check its permissions",
+    errno.EPERM: "check its permissions",
+    errno.EROFS: "choose a place that can be written",
+    errno.ENOENT: "check the path",
+    errno.ENOTDIR: "a part of this path is a file: check the path",
+    errno.EISDIR: "it is a folder where a file is expected: check the path",
+    errno.EEXIST: "something of another kind is there: check the path",
+    errno.ENAMETOOLONG: "choose a shorter path",
+    errno.ELOOP: "check its symbolic links",
+    errno.EIO: "check the disk",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+}
+
+
+def is_disk_error(error: BaseException) -> bool:
+    """Whether an exception is the system's word on a file or disk, rather than on a network or a process."""
+    return isinstance(error, OSError) and error.errno in _ADVICE
+
+
+def os_reason(error: OSError, place: object = None) -> str:
+    """'/a/b: No space left on device (ENOSPC)': the path, what the system says of it, and the system's code for that.
+
+    Args:
+        error: what the system raised; the path it names comes first.
+        place: the path where the error names none.
+    """
+    path = next((p for p in (error.filename2, error.filename, place) if p is not None), None)
+    code = f" ({errno.errorcode[error.errno]})" if error.errno and error.errno in errno.errorcode else ""
+    return f"{f'{path}: ' if path is not None else ''}{error.strerror or error or type(error).__name__}{code}"
+
+
+def os_error(error: OSError, place: object = None, what_to_do: str = "") -> FcEvalError:
+    """What the system says of a file as one sentence: the real path, the reason, and what to do."""
+    advice = what_to_do or _ADVICE.get(error.errno or 0, "check the path")
+    return FcEvalError(f"{os_reason(error, place)}: {advice}")
 
 
 def unknown(kind: str, name: str, known: Iterable[str], hint: str = "") -> FcEvalError:

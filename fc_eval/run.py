@@ -18,6 +18,7 @@ from fc_eval.collective.comm import BASELINE
 from fc_eval.config import RunConfig
 from fc_eval.errors import FcEvalError
 from fc_eval.evaluate.data import mirror_serves_all
+from fc_eval.results.kept import kept_eval
 from fc_eval.results.store import RunFolder
 from fc_eval.sweep import USER_ERROR_EXIT
 
@@ -49,11 +50,14 @@ def carry_out(folder: RunFolder, config: RunConfig, baseline_fingerprint: str | 
     check = self_check(loaded.model, config.tp, config.codec)
     print(f"self-check: {check.text}", flush=True)
 
+    setup_s = time.time() - started
+    summaries: dict[str, dict[str, Any]] = {}
     with communicate(loaded.model, config.build_policy(), config.tp, config.codec) as attachment:
         for spec in config.eval.specs:
-            if folder.load_eval(spec.name) is not None:
-                print(f"{spec.name}: kept from before", flush=True)
+            summaries[spec.name] = _kept(folder, spec.name)
+            if summaries[spec.name]:
                 continue
+            began = time.time()
             attachment.reset_stats()
             result = evaluate(
                 loaded.model,
@@ -67,9 +71,8 @@ def carry_out(folder: RunFolder, config: RunConfig, baseline_fingerprint: str | 
                 progress=ProgressLines(spec.name),
             )
             attachment.check_calls()
-            summary = eval_summary(spec, result, attachment.stats())
-            folder.save_eval(spec.name, summary, result.arrays, result.rows)
-        summaries = {spec.name: folder.load_eval(spec.name) or {} for spec in config.eval.specs}
+            summaries[spec.name] = eval_summary(spec, result, attachment.stats(), time.time() - began)
+            folder.save_eval(spec.name, summaries[spec.name], result.arrays, result.rows)
         folder.write_result(
             result_of(
                 config=config,
@@ -79,9 +82,21 @@ def carry_out(folder: RunFolder, config: RunConfig, baseline_fingerprint: str | 
                 loaded=loaded,
                 hidden=attachment.sites[0].out_features,
                 check=check,
-                seconds=time.time() - started,
+                setup_s=setup_s,
             )
         )
+
+
+def _kept(folder: RunFolder, name: str) -> dict[str, Any]:
+    """The summary of an evaluation that an earlier attempt finished, empty where it must be computed."""
+    try:
+        summary = kept_eval(folder.path, name)
+    except FcEvalError as error:
+        print(f"{name}: not kept from before: {error}", flush=True)
+        return {}
+    if summary is not None:
+        print(f"{name}: kept from before", flush=True)
+    return summary or {}
 
 
 class ProgressLines:
@@ -127,9 +142,9 @@ def _die_with_parent() -> None:
 def main(path: str) -> int:
     """Carries out the run of one folder; a user's mistake is one line and its own exit status."""
     _die_with_parent()
-    tree: dict[str, Any] = RunFolder(Path(path), "").read_config()
-    folder = RunFolder(Path(path), tree["fingerprint"])
     try:
+        tree = RunFolder(Path(path), "").read_config()
+        folder = RunFolder(Path(path), tree["fingerprint"])
         carry_out(folder, RunConfig.from_dict(tree["config"]), tree["baseline_fingerprint"])
     except FcEvalError as error:
         print(f"error: {error}", flush=True)

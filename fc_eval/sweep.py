@@ -11,17 +11,20 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from fc_eval.config import RunConfig
 from fc_eval.errors import FcEvalError
 from fc_eval.evaluate.data import data_files
 from fc_eval.models.config import model_files
 from fc_eval.results.fingerprint import files_digest, fingerprint
+from fc_eval.results.record import RunRecord, read_run
+from fc_eval.results.state import is_run
 from fc_eval.results.store import HEARTBEAT_S, RunFolder, RunStore
 
 TAIL_LINES = 20
@@ -120,35 +123,49 @@ def execute(
 
 def _ensure(item: Plan, baseline: str | None, store: RunStore, dry_run: bool, say: Callable[[str], None]) -> Outcome:
     folder = store.folder(item.name, item.fingerprint)
-    if folder.is_done():
-        say(f"= {folder.path.name}: done before")
+    name = folder.path.name
+    if _done(folder, say):
+        say(f"= {name}: done before")
         return Outcome("skipped", folder)
     if dry_run:
         seconds = _estimate(item, store)
-        say(f"+ {folder.path.name}: would run, {f'about {seconds:.0f} s' if seconds else 'time unknown'}")
+        say(f"+ {name}: would run, {f'about {seconds:.0f} s' if seconds else 'time unknown'}")
         return Outcome("planned", folder, seconds or 0.0)
-    with store.lock(item.fingerprint):
-        if folder.is_done():  # another process finished it while this one waited for the lock
-            say(f"= {folder.path.name}: done by another process")
+    with store.lock(item.fingerprint, lambda: say(f"~ {name}: waiting for another process that computes it")):
+        if _done(folder, lambda text: None):  # another process finished it while this one waited for the lock
+            say(f"= {name}: done by another process")
             return Outcome("skipped", folder)
-        say(f"> {folder.path.name}")
+        say(f"> {name}")
         return _run_child(item, baseline, folder)
+
+
+def _done(folder: RunFolder, say: Callable[[str], None]) -> bool:
+    """Whether a folder holds the whole run; one whose files do not read is said and computed again."""
+    if not is_run(folder.path):
+        return False
+    found = read_run(folder.path)
+    if isinstance(found, RunRecord):
+        return found.fingerprint == folder.fingerprint
+    if found.state == "broken":
+        say(f"! {found.name}: broken: {found.reason}")
+    return False
 
 
 def _estimate(item: Plan, store: RunStore) -> float | None:
     """Seconds that a finished run of the same model, device and evaluations took, None where there is none."""
+    wanted = _what_takes_time(item.config.as_dict())
     times = []
-    for folder in store.folders():
-        if folder.is_done():
-            other = folder.read_config()["config"]
-            same = all(other[key] == value for key, value in item.config.as_dict().items() if key in ("device", "tp"))
-            if (
-                same
-                and other["model"]["name"] == item.config.model.name
-                and folder.path.name.endswith("-".join(s.name for s in item.config.eval.specs) + folder.path.name[-11:])
-            ):
+    for file in sorted(store.root.glob("*/result.json")):
+        with suppress(FcEvalError, KeyError, TypeError, ValueError):  # whoever reports on them says what is broken
+            folder = RunFolder(file.parent, "")
+            if _what_takes_time(folder.read_config()["config"]) == wanted:
                 times.append(float(folder.read_result()["time"]["total_s"]))
     return max(times) if times else None
+
+
+def _what_takes_time(config: Mapping[str, Any]) -> tuple[Any, ...]:
+    specs = [{key: value for key, value in spec.items() if key != "path"} for spec in config["eval"]["specs"]]
+    return config["model"]["name"], config["device"], config["tp"], specs
 
 
 def child_command(folder: RunFolder) -> list[str]:
@@ -160,7 +177,6 @@ def _run_child(item: Plan, baseline: str | None, folder: RunFolder) -> Outcome:
     folder.write_config(
         {
             "config": item.config.as_dict(),
-            "fingerprint": item.fingerprint,
             "baseline_fingerprint": baseline,
             "model_files": list(item.model_files),
         }

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from fc_eval.errors import FcEvalError
+from fc_eval.results.files import write_atomic, write_json
 from fc_eval.results.record import load_runs
-from fc_eval.results.store import RunFolder, write_atomic, write_json
+from fc_eval.results.store import RunFolder
 
 HASH_DIGITS = 16  # of 64: 64 bits tell the questions of a task apart
 

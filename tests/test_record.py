@@ -1,5 +1,6 @@
 """Run folders are read with suspicion: what is cut off, foreign or contradictory is said; nothing disappears."""
 
+import errno
 import json
 import math
 import os
@@ -9,9 +10,12 @@ import numpy as np
 import pytest
 from run_fixtures import Run, Task, quantized, small_set, write_run, write_status
 
-from fc_eval.errors import FcEvalError
+from fc_eval.errors import FcEvalError, os_error
+from fc_eval.results.files import write_atomic
+from fc_eval.results.kept import kept_eval
 from fc_eval.results.record import load_run, load_runs
 from fc_eval.results.samples import read_samples
+from fc_eval.results.store import RunFolder
 
 NOW = 1_000_000.0
 
@@ -120,7 +124,10 @@ def test_a_missing_file_is_named(tmp_path, run_path, name):
     assert name in problems[0].reason
 
 
-@pytest.mark.parametrize("name", ["result.json", "status.json", "windows_wikitext2.npz", "samples_arc_easy.jsonl"])
+FILES = ["result.json", "status.json", "windows_wikitext2.npz", "samples_arc_easy.jsonl", "config.yaml"]
+
+
+@pytest.mark.parametrize("name", FILES)
 def test_a_file_cut_off_anywhere_is_found(tmp_path, run_path, name):
     whole = (run_path / name).read_bytes()
     for size in (0, 1, len(whole) // 3, len(whole) // 2, len(whole) - 3):
@@ -129,6 +136,53 @@ def test_a_file_cut_off_anywhere_is_found(tmp_path, run_path, name):
         assert records == []
         assert problems[0].state == "broken"
         assert name in problems[0].reason
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", ""),
+        (b"null", ""),
+        (b"[1, 2]", ""),
+        (b"\xff\xfe\x00", "not complete"),
+        (b"[" * 100_000, "not complete"),
+        (None, "Is a directory (EISDIR)"),
+    ],
+    ids=["empty", "null", "list", "bytes", "deep", "folder"],
+)
+def test_whatever_lies_in_place_of_a_file_is_one_sentence_and_the_others_are_read(tmp_path, name, content, words):
+    base, *_ = small_set(tmp_path)
+    path = next(path for path in tmp_path.iterdir() if path.name.endswith(base.fingerprint[:8]))
+    (path / name).unlink()
+    if content is None:
+        (path / name).mkdir()
+    else:
+        (path / name).write_bytes(content)
+    records, problems = load_runs(tmp_path)
+    assert len(records) == 2
+    assert [(problem.name, problem.state) for problem in problems] == [(path.name, "broken")]
+    assert name in problems[0].reason
+    assert words in problems[0].reason
+    assert "\n" not in problems[0].reason
+    assert str(tmp_path) not in problems[0].reason
+
+
+def test_a_status_that_does_not_read_is_written_anew(tmp_path):
+    folder = RunFolder(tmp_path / "run", "f" * 64)
+    folder.set_status("running")
+    for content in ("null", "[]", "{", ""):
+        (folder.path / "status.json").write_text(content)
+        folder.set_status("failed", error="stopped")
+        assert folder.status()["state"] == "failed"
+
+
+def test_a_write_that_the_system_refuses_names_path_and_reason(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FcEvalError, match=r"file.*: Not a directory \(ENOTDIR\): .*check the path"):
+        write_atomic(tmp_path / "file" / "run" / "result.json", b"{}")
+    full = OSError(errno.ENOSPC, "No space left on device", "/some/file")
+    assert str(os_error(full)) == "/some/file: No space left on device (ENOSPC): free some space"
 
 
 def test_no_flipped_byte_of_an_npz_ends_a_report(tmp_path, run_path):
@@ -212,3 +266,67 @@ def test_missing_folder(tmp_path):
         load_runs(tmp_path / "nowhere")
     with pytest.raises(FcEvalError, match="is not a folder"):
         load_run(tmp_path / "nowhere")
+
+
+# -- what an earlier attempt left ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def half_run(tmp_path):
+    """A folder with one finished perplexity and one finished task, and no result."""
+    folder = RunFolder(tmp_path / "half", "f" * 64)
+    n = 8
+    arrays = {"nll_sum": np.full(n, 300.0), "tokens": np.full(n, 100), "cluster": np.arange(n)}
+    shared = {"schema": 1, "partial": True, "protocol": {}, "comm": {}, "seconds": 1.5}
+    text = shared | {"kind": "perplexity", "label": "text", "samples": n, "metrics": {"perplexity": math.exp(3)}}
+    folder.save_eval("text", text, arrays, None)
+    rows = [{"doc_id": i, "doc_hash": f"{i:064x}", "acc": float(i < 3)} for i in range(4)]
+    task = shared | {"kind": "task", "label": "piqa", "samples": 4, "metrics": {"acc": 0.75, "odd": None}}
+    folder.save_eval("piqa", task, None, rows)
+    return folder.path
+
+
+def test_a_finished_evaluation_is_kept(half_run):
+    assert kept_eval(half_run, "text")["metrics"] == {"perplexity": math.exp(3)}
+    assert kept_eval(half_run, "piqa")["samples"] == 4
+    assert kept_eval(half_run, "other") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [("text", "evals/text.json"), ("text", "windows_text.npz"), ("piqa", "samples_piqa.jsonl")],
+)
+def test_an_evaluation_of_which_a_file_is_cut_or_gone_is_not_kept(half_run, name, file):
+    whole = (half_run / file).read_bytes()
+    for size in (0, 1, len(whole) // 2, len(whole) - 3):
+        (half_run / file).write_bytes(whole[:size])
+        with pytest.raises(FcEvalError, match=f"{file}|2 are kept"):
+            kept_eval(half_run, name)
+    if "evals" not in file:
+        (half_run / file).unlink()
+        with pytest.raises(FcEvalError, match=f"there is no .*{file}"):
+            kept_eval(half_run, name)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"samples": 7}, "7 samples of text, but 8 are kept"),
+        ({"metrics": {"perplexity": 21.0}}, "perplexity 21, but its samples give 20.08"),
+        ({"metrics": [1]}, "malformed"),
+        ({"samples": None}, "malformed"),
+        ({"schema": 2}, "newer than the 1 known here"),
+    ],
+)
+def test_an_evaluation_that_contradicts_itself_is_not_kept(half_run, change, words):
+    file = half_run / "evals" / "text.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(FcEvalError, match=words):
+        kept_eval(half_run, "text")
+
+
+def test_an_evaluation_without_its_time_is_not_kept(half_run):
+    file = half_run / "evals" / "text.json"
+    file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k != "seconds"}))
+    with pytest.raises(FcEvalError, match="has no 'seconds'"):
+        kept_eval(half_run, "text")

@@ -145,6 +145,31 @@ def test_finished_evaluations_of_a_broken_run_are_kept(tmp_path):
     assert json.loads(result.read_text())["results"] == json.loads(before)["results"]
 
 
+@pytest.mark.parametrize("damage", ["empty", "cut", "gone"])
+def test_what_a_finished_run_lost_is_computed_again(tmp_path, damage):
+    runs = tmp_path / "runs"
+    command = ["run", "comm=fp32_ordered", *TINY, "eval=[text,everyday]", f"out={runs}"]
+    assert fc_eval(*command).returncode == 0
+    (result,) = runs.glob("*/result.json")
+    before = json.loads(result.read_text())
+    (windows,) = runs.glob("*/windows_text.npz")
+    whole = windows.read_bytes()
+    windows.unlink()
+    if damage != "gone":
+        windows.write_bytes(b"" if damage == "empty" else whole[: len(whole) // 2])
+    again = fc_eval(*command)
+    assert again.returncode == 0, again.stderr
+    assert "! tiny-fp32_ordered" in again.stdout
+    assert "windows_text.npz" in again.stdout
+    assert "text: not kept from before" in again.stderr
+    assert "everyday: kept from before" in again.stderr
+    after = json.loads(result.read_text())
+    assert after["results"] == before["results"]
+    assert after["time"]["evals_s"]["everyday"] == before["time"]["evals_s"]["everyday"]
+    spent = after["time"]
+    assert spent["total_s"] == spent["setup_s"] + sum(spent["evals_s"].values())
+
+
 def test_which_file_belongs_to_which_evaluation_counts(tmp_path):
     for name in ("f1", "f2"):
         (tmp_path / name).write_text(f"{name} is a text of its own " * 200)

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from fc_eval.errors import FcEvalError
-from fc_eval.results.samples import AGAIN, Samples, Windows, read_samples, read_windows
+from fc_eval.errors import FcEvalError, os_error
+from fc_eval.results.files import AGAIN
+from fc_eval.results.samples import Samples, Windows, read_checked
 from fc_eval.results.state import Problem, is_run, read_schema, unfinished
+from fc_eval.results.store import RunFolder
 
 # Perplexity texts and tasks in the order of the papers' tables.
 EVAL_ORDER = ("wikitext2", "c4", "c4_new", "text", "piqa", "arc_easy", "arc_challenge", "hellaswag", "winogrande")
@@ -118,7 +118,7 @@ def load_run(path: Path) -> RunRecord:
     Raises:
         FcEvalError: the folder is missing, not finished, incomplete, contradicts itself, or is of another schema.
     """
-    found = _load(Path(path), time.time())
+    found = read_run(Path(path))
     if isinstance(found, Problem):
         raise FcEvalError(f"run {found.name} is {found.state}: {found.reason}")
     return found
@@ -137,7 +137,6 @@ def load_runs(folders: Path | Iterable[Path], now: float | None = None) -> tuple
     Raises:
         FcEvalError: a folder that is missing.
     """
-    now = time.time() if now is None else now
     records: dict[str, RunRecord] = {}
     problems: list[Problem] = []
     for root in [folders] if isinstance(folders, Path) else folders:
@@ -145,7 +144,7 @@ def load_runs(folders: Path | Iterable[Path], now: float | None = None) -> tuple
             raise FcEvalError(f"{root} is not a folder: expected one that `fc-eval run out=RUNS` wrote")
         inside = [p for p in sorted(Path(root).iterdir()) if p.is_dir() and not p.name.startswith(".")]
         for path in [Path(root)] if is_run(Path(root)) else filter(is_run, inside):
-            found = _load(path, now)
+            found = read_run(path, now)
             if isinstance(found, Problem):
                 problems.append(found)
             elif found.fingerprint in records:
@@ -157,14 +156,19 @@ def load_runs(folders: Path | Iterable[Path], now: float | None = None) -> tuple
     return sorted(records.values(), key=lambda r: (r.path.name, r.fingerprint)), sorted(problems, key=lambda p: p.name)
 
 
-def _load(path: Path, now: float) -> RunRecord | Problem:
+def read_run(path: Path, now: float | None = None) -> RunRecord | Problem:
+    """A finished run, or why it is none; never raises.
+
+    Args:
+        path: the run folder.
+        now: as for `load_runs`.
+    """
     try:
-        problem = unfinished(path, now)
-        if problem is not None:
-            return problem
-        if not (path / "result.json").exists():
-            raise FcEvalError(f"status.json says done but there is no result.json: {AGAIN}")
-        return _record(path, read_schema(path / "result.json"))
+        try:
+            problem = unfinished(path, time.time() if now is None else now)
+            return problem if problem is not None else _record(path, read_schema(path / "result.json"))
+        except OSError as error:
+            raise os_error(error, path) from None
     except FcEvalError as error:
         return Problem(path.name, "broken", str(error).replace(f"{path}/", ""))
 
@@ -179,9 +183,17 @@ def _record(path: Path, result: Mapping[str, Any]) -> RunRecord:
             name: {key: math.nan if value is None else float(value) for key, value in metrics.items()}
             for name, metrics in result["results"].items()
         }
-        record = RunRecord(
+        lacking = next((name for name in evals if name not in numbers), None)
+        if lacking is not None:
+            raise FcEvalError(f"result.json has no results of {lacking}: {AGAIN}")
+        measured = {name: read_checked(path, name, e.kind, e.samples, numbers[name]) for name, e in evals.items()}
+        fingerprint = str(result["fingerprint"])
+        config = RunFolder(path, fingerprint).read_config()
+        if config["fingerprint"] != fingerprint:
+            raise FcEvalError(f"config.yaml and result.json have different fingerprints: {AGAIN}")
+        return RunRecord(
             path=path,
-            fingerprint=str(result["fingerprint"]),
+            fingerprint=fingerprint,
             baseline_fingerprint=result["baseline_fingerprint"],
             arm=Arm(**{key: result["arm"][key] for key in Arm.__dataclass_fields__}),
             results=numbers,
@@ -194,60 +206,18 @@ def _record(path: Path, result: Mapping[str, Any]) -> RunRecord:
             published=dict(result["published"] or {}),
             notes=tuple(result["notes"]),
             total_s=float(result["time"]["total_s"]),
-            config=_config(path / "config.yaml"),
-            windows={name: read_windows(path, name) for name, e in evals.items() if e.kind == "perplexity"},
-            samples={name: read_samples(path, name) for name, e in evals.items() if e.kind != "perplexity"},
+            config=config,
+            windows={name: found for name, found in measured.items() if isinstance(found, Windows)},
+            samples={name: found for name, found in measured.items() if isinstance(found, Samples)},
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, FcEvalError):
             raise
         what = f"has no {error}" if isinstance(error, KeyError) else f"is malformed ({error})"
         raise FcEvalError(f"result.json {what}: {AGAIN}") from None
-    _check(record)
-    return record
 
 
 def _eval_order(item: tuple[str, Mapping[str, Any]]) -> tuple[object, ...]:
     """Perplexities first, then tasks; known ones in the order of the papers, others by name."""
     name, known = item[0], item[0] in EVAL_ORDER
     return item[1]["kind"] != "perplexity", not known, EVAL_ORDER.index(name) if known else 0, name
-
-
-def _config(path: Path) -> dict[str, Any]:
-    try:
-        value = yaml.safe_load(path.read_text())
-    except FileNotFoundError:
-        raise FcEvalError(f"it has no config.yaml: {AGAIN}") from None
-    except (yaml.YAMLError, UnicodeDecodeError):
-        raise FcEvalError(f"config.yaml is not complete YAML: {AGAIN}") from None
-    if not isinstance(value, dict):
-        raise FcEvalError(f"config.yaml is not a mapping: {AGAIN}")
-    return value
-
-
-def _check(record: RunRecord) -> None:
-    """Every evaluation has its numbers, and these follow from the losses and answers kept beside them."""
-    for name in record.evals:
-        if name not in record.results:
-            raise FcEvalError(f"result.json has no results of {name}: {AGAIN}")
-    for name, windows in record.windows.items():
-        _complete(name, record.evals[name].samples, len(windows.tokens))
-        _agree(f"{name} perplexity", record.results[name].get("perplexity", math.nan), windows.perplexity, 1e-3)
-    for name, samples in record.samples.items():
-        _complete(name, record.evals[name].samples, len(samples.doc_hash))
-        for metric in ("acc", "acc_norm"):  # other metrics need not be plain means
-            if metric in record.results[name] and metric in samples.metrics:
-                _agree(f"{name} {metric}", record.results[name][metric], float(samples.metrics[metric].mean()), 1e-6)
-
-
-def _complete(name: str, said: int, kept: int) -> None:
-    if said != kept:
-        raise FcEvalError(f"result.json says {said} samples of {name}, but {kept} are kept: {AGAIN}")
-
-
-def _agree(what: str, said: float, kept: float, rtol: float) -> None:
-    # The sums may have been made in another precision or order; a file of another run differs by far more.
-    if math.isfinite(said) and math.isfinite(kept) and not math.isclose(said, kept, rel_tol=rtol, abs_tol=1e-6):
-        raise FcEvalError(
-            f"result.json says {what} {said:.6g}, but its samples give {kept:.6g}: the files do not belong together"
-        )

@@ -1,10 +1,9 @@
 """What a run kept of every window and question, so that two runs can be paired: `Windows` and `Samples`."""
 
 import gzip
+import io
 import json
 import math
-import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fc_eval.errors import FcEvalError
+from fc_eval.results.files import AGAIN, read
 
-AGAIN = "delete the folder and run again"
+GZIP_MAGIC = b"\x1f\x8b"
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,18 +63,16 @@ def read_windows(folder: Path, name: str) -> Windows:
     Raises:
         FcEvalError: missing, cut off, or with arrays that do not fit together.
     """
-    file = f"windows_{name}.npz"
-    try:
-        with np.load(folder / file, allow_pickle=False) as data:
-            arrays = {key: data[key] for key in data.files}
-    except FileNotFoundError:
-        raise FcEvalError(f"it has no {file}: {AGAIN}") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError):  # what zipfile raises
-        raise FcEvalError(f"{file} is cut off or not an npz file: {AGAIN}") from None
-    missing = [key for key in ("nll_sum", "tokens", "cluster") if key not in arrays]
+    file = folder / f"windows_{name}.npz"
+    return read(file, "npz data", lambda data: _windows(file, data))
+
+
+def _windows(file: Path, data: bytes) -> Windows:
+    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+        known = {key: arrays[key] for key in Windows.__dataclass_fields__ if key in arrays.files}
+    missing = [key for key in ("nll_sum", "tokens", "cluster") if key not in known]
     if missing:
         raise FcEvalError(f"{file} has no array {missing[0]!r}: {AGAIN}")
-    known = {key: arrays[key] for key in Windows.__dataclass_fields__ if key in arrays}
     n = len(known["tokens"])
     if n == 0 or any(value.shape != (n,) for value in known.values()) or known["tokens"].min() < 1:
         raise FcEvalError(f"{file} has empty arrays or arrays of different lengths: {AGAIN}")
@@ -89,15 +87,13 @@ def read_samples(folder: Path, name: str) -> Samples:
     Raises:
         FcEvalError: missing, cut off, or a row without its document's hash.
     """
-    file = f"samples_{name}.jsonl"
-    try:
-        packed = folder / f"{file}.gz"
-        raw = gzip.decompress(packed.read_bytes()) if packed.exists() else (folder / file).read_bytes()
-        lines = raw.decode().splitlines()
-    except FileNotFoundError:
-        raise FcEvalError(f"it has no {file}: {AGAIN}") from None
-    except (UnicodeDecodeError, EOFError, gzip.BadGzipFile, zlib.error):
-        raise FcEvalError(f"{file} is cut off or not text: {AGAIN}") from None
+    file = folder / f"samples_{name}.jsonl"
+    packed = file.with_name(file.name + ".gz")
+    return read(packed if packed.exists() else file, "text", lambda data: _samples(file.name, data))
+
+
+def _samples(file: str, data: bytes) -> Samples:
+    lines = (gzip.decompress(data) if data[:2] == GZIP_MAGIC else data).decode().splitlines()
     documents: set[tuple[str, str, int]] = set()
     scopes: dict[tuple[str, str], list[tuple[str, str, int, dict[str, Any]]]] = {}
     for line_number, line in enumerate(lines, 1):
@@ -118,6 +114,46 @@ def read_samples(folder: Path, name: str) -> Samples:
         for key, values_n in _numbers([row for *_, row in rows]).items():
             metrics[f"{prefix}{key}{suffix}"] = values_n
     return Samples(tuple(doc_hash for _, doc_hash, _ in sorted(documents)), metrics)
+
+
+def read_checked(folder: Path, name: str, kind: str, samples: int, metrics: Mapping[str, float]) -> Windows | Samples:
+    """The windows or questions of an evaluation, which must be as many as it says and give the numbers that it says.
+
+    Args:
+        folder: the run folder.
+        name: of the evaluation.
+        kind: 'perplexity' or 'task'.
+        samples: how many windows or questions there should be.
+        metrics: what was computed from them.
+
+    Raises:
+        FcEvalError: a file is missing, does not read, or belongs to other numbers.
+    """
+    if kind == "perplexity":
+        windows = read_windows(folder, name)
+        _complete(name, samples, len(windows.tokens))
+        _agree(f"{name} perplexity", metrics.get("perplexity", math.nan), windows.perplexity, 1e-3)
+        return windows
+    answers = read_samples(folder, name)
+    _complete(name, samples, len(answers.doc_hash))
+    for metric in ("acc", "acc_norm"):  # other metrics need not be plain means
+        if metric in metrics and metric in answers.metrics:
+            _agree(f"{name} {metric}", metrics[metric], float(answers.metrics[metric].mean()), 1e-6)
+    return answers
+
+
+def _complete(name: str, said: int, kept: int) -> None:
+    if said != kept:
+        raise FcEvalError(f"its results say {said} samples of {name}, but {kept} are kept: {AGAIN}")
+
+
+def _agree(what: str, said: float, kept: float, rtol: float) -> None:
+    # The sums may have been made in another precision or order; a file of another run differs by far more.
+    if math.isfinite(said) and math.isfinite(kept) and not math.isclose(said, kept, rel_tol=rtol, abs_tol=1e-6):
+        raise FcEvalError(
+            f"its results say {what} {said:.6g}, but its samples give {kept:.6g}: the files do not belong together, "
+            f"{AGAIN}"
+        )
 
 
 def _numbers(rows: list[dict[str, Any]]) -> dict[str, npt.NDArray[np.float64]]:

@@ -2,13 +2,13 @@
 
 import os
 import socket
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from fc_eval.errors import FcEvalError
-from fc_eval.results.store import HEARTBEAT_S, SCHEMA, read_json
+from fc_eval.results.files import read_json
+from fc_eval.results.store import HEARTBEAT_S, SCHEMA
 
 # A heartbeat missed so many times means that nobody works on the folder any more.
 MISSED_BEATS = 4
@@ -26,8 +26,11 @@ class Problem:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder is that of a run, finished or not."""
-    return any((path / mark).exists() for mark in _MARKS)
+    """Whether a folder is that of a run, finished or not; one that may not be looked into counts as one."""
+    try:
+        return any((path / mark).exists() for mark in _MARKS)
+    except OSError:
+        return True
 
 
 def unfinished(path: Path, now: float) -> Problem | None:
@@ -52,7 +55,8 @@ def unfinished(path: Path, now: float) -> Problem | None:
         return Problem(path.name, "failed", str(status.get("error") or "no reason was kept; see log.txt"))
     if state != "running":
         raise FcEvalError(f"status.json says {state!r}, expected running, done or failed")
-    silent_s = now - float(status.get("heartbeat") or 0)
+    beat = status.get("heartbeat")
+    silent_s = now - (beat if isinstance(beat, (int, float)) else 0)
     gone = status.get("host") == socket.gethostname() and not _alive(status.get("pid"))
     if gone or silent_s > MISSED_BEATS * HEARTBEAT_S:
         who = f"process {status.get('pid')} on {status.get('host')}"
@@ -60,19 +64,19 @@ def unfinished(path: Path, now: float) -> Problem | None:
     return Problem(path.name, "running", "not finished yet")
 
 
-def read_schema(path: Path) -> Mapping[str, Any]:
+def read_schema(path: Path) -> dict[str, Any]:
     """A JSON file of the schema that is known here.
 
     Raises:
-        FcEvalError: incomplete, or of another schema.
+        FcEvalError: missing, incomplete, or of another schema.
     """
     value = read_json(path)
-    schema = value.get("schema") if isinstance(value, dict) else None
+    schema = value.get("schema")
     if isinstance(schema, int) and schema > SCHEMA:
-        raise FcEvalError(f"{path.name} has schema {schema}, newer than the {SCHEMA} known here: update fc-eval")
+        raise FcEvalError(f"{path} has schema {schema}, newer than the {SCHEMA} known here: update fc-eval")
     if schema != SCHEMA:
-        raise FcEvalError(f"{path.name} has schema {schema!r}, expected {SCHEMA}: it is not of this program")
-    return dict(value)
+        raise FcEvalError(f"{path} has schema {schema!r}, expected {SCHEMA}: it is not of this program")
+    return value
 
 
 def _alive(pid: Any) -> bool:
