@@ -1,11 +1,13 @@
 """GGUF files: dequantized once, into the same weights, and never half; a damaged file is one sentence."""
 
+import errno
 from pathlib import Path
 
 import gguf as gguf_package
 import pytest
 import torch
 from conftest import TINY_SHAPE, local_config
+from safetensors import SafetensorError
 
 from fc_eval.errors import FcEvalError
 from fc_eval.models import gguf
@@ -101,6 +103,32 @@ def test_a_damaged_gguf_is_one_sentence(gguf_file, damage, message):
     with pytest.raises(FcEvalError, match=message) as caught:
         load_model(local_config(gguf_file))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+        Exception("No space left on device (os error 28)"),
+        OSError(errno.ENOSPC, "No space left on device"),
+    ],
+    ids=["safetensors", "tokenizers", "system"],
+)
+def test_a_disk_that_is_full_during_the_conversion_is_one_sentence(gguf_file, monkeypatch, own_cache, error):
+    def full(self, folder):
+        raise error
+
+    monkeypatch.setattr("transformers.PreTrainedModel.save_pretrained", full)
+    expected = rf"{own_cache}/converted.*: No space left on device \(ENOSPC\): free some, or set FC_EVAL_CACHE"
+    with pytest.raises(FcEvalError, match=expected):
+        load_model(local_config(gguf_file))
+
+
+def test_a_cache_that_is_a_file_is_one_sentence(gguf_file, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FC_EVAL_CACHE", str(tmp_path / "file"))
+    with pytest.raises(FcEvalError, match=r"/file.* \((ENOTDIR|EEXIST)\): set FC_EVAL_CACHE to a folder elsewhere"):
+        load_model(local_config(gguf_file))
 
 
 def test_a_gguf_of_an_architecture_that_cannot_be_read(tmp_path):

@@ -27,7 +27,10 @@ def raised(kind: type[Exception]) -> Exception:
         (raised(hub.RevisionNotFoundError), "has no revision 'v2'"),
         (raised(hub.LocalEntryNotFoundError), "not in the local cache .* HF_HUB_OFFLINE"),
         (raised(hub.OfflineModeIsEnabled), "not in the local cache .* HF_HUB_OFFLINE"),
-        (OSError(errno.ENOSPC, "No space left on device"), "no space left in the Hub's cache: .* HF_HOME"),
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            r"the Hub's cache cannot be used: .*\(ENOSPC\): free .* HF_HOME",
+        ),
         (OSError("connection reset"), r"could not be fetched .*\(connection reset\): try again"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",

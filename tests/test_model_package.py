@@ -273,7 +273,10 @@ def test_a_copy_that_the_user_gives(located, tmp_path):
 
 @pytest.mark.parametrize(
     ("code", "message"),
-    [(errno.ENOSPC, "no space left in .*FC_EVAL_CACHE"), (errno.EROFS, "cannot be written: set FC_EVAL_CACHE")],
+    [
+        (errno.ENOSPC, r"cannot be used: .*packages: as the system says \(ENOSPC\): free some, or set FC_EVAL_CACHE"),
+        (errno.EROFS, r"cannot be used: .*packages: as the system says \(EROFS\): set FC_EVAL_CACHE"),
+    ],
 )
 def test_a_disk_that_takes_no_more(located, monkeypatch, code, message):
     def fail(url, part):

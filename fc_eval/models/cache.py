@@ -1,30 +1,46 @@
-"""Writing into the cache folder: one process at a time, and a full disk is one sentence."""
+"""Writing into the cache folder: one process at a time, and what a disk refuses is one sentence."""
 
 import errno
+import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from fc_eval.errors import FcEvalError
+from fc_eval.errors import FcEvalError, is_disk_error, os_reason
 
 
 @contextmanager
-def disk_errors(place: str, variable: str) -> Iterator[None]:
-    """Turns a full or read-only disk into one sentence, which names the environment variable that moves `place`.
+def disk_errors(place: Path | str, variable: str) -> Iterator[None]:
+    """Turns what the system says of a file or disk into one sentence with the path and the reason.
+
+    Args:
+        place: where the block writes, for errors that name no path.
+        variable: the environment variable that moves `place`.
 
     Raises:
-        FcEvalError: ENOSPC, EDQUOT, EACCES, EPERM or EROFS in the block; other errors pass.
+        FcEvalError: a full or read-only disk, a file where a folder is expected, ...; other errors pass.
     """
     try:
         yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise FcEvalError(f"no space left in {place}: free some, or set {variable} to a folder elsewhere") from None
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise FcEvalError(f"{place} cannot be written: set {variable} to a folder that can") from None
-        raise
+    except Exception as error:  # libraries in Rust raise types of their own for what the system says
+        said = None if isinstance(error, FcEvalError) else _os_error(error)
+        if said is None or not is_disk_error(said):
+            raise
+        remedy = "free some, or " if said.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        raise FcEvalError(
+            f"{place} cannot be used: {os_reason(said, place)}: {remedy}set {variable} to a folder elsewhere"
+        ) from None
+
+
+def _os_error(error: Exception) -> OSError | None:
+    """The system's error in an exception; safetensors and tokenizers hand it on as text, '... (os error 28)'."""
+    if isinstance(error, OSError):
+        return error
+    code = re.search(r"os error (\d+)", str(error))
+    return OSError(int(code.group(1)), os.strerror(int(code.group(1)))) if code else None
 
 
 @contextmanager
@@ -34,7 +50,7 @@ def locked(target: Path) -> Iterator[None]:
     Raises:
         FcEvalError: the disk is full or the folder cannot be written, here or inside the block.
     """
-    with disk_errors(str(target.parent), "FC_EVAL_CACHE"):
+    with disk_errors(target.parent, "FC_EVAL_CACHE"):
         target.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(target.with_name(target.name + ".lock"))
         try:

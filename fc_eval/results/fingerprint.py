@@ -4,13 +4,19 @@ import hashlib
 import json
 import os
 import platform
+import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from fc_eval.errors import FcEvalError, os_error
+from fc_eval.results.files import write_atomic
 from fc_eval.wire.format import WIRE_VERSION
 
+# Time stamps of file systems are this coarse at worst (FAT, some network file systems).
+SETTLED_S = 2.0
 # Packages whose version can change a number.
 PACKAGES = ("fc-eval", "torch", "transformers", "tokenizers", "accelerate", "lm_eval", "datasets", "gguf", "numpy")
 
@@ -32,22 +38,55 @@ def cache_dir() -> Path:
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of a file, remembered by path, size and modification time so that a checkpoint is read once."""
-    stat = path.stat()
-    key = hashlib.sha256(f"{path.resolve()}|{stat.st_size}|{stat.st_mtime_ns}".encode()).hexdigest()
-    remembered = cache_dir() / "digests" / key
-    if remembered.exists():
-        return remembered.read_text().strip()
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    """SHA-256 of a file, remembered so that a checkpoint is read once and not by every run.
+
+    What is remembered is trusted while the file has the same place, inode, size, modification and change time. Every
+    write sets the change time to the system's clock, and no program can set it to another; so this trusts the clock
+    not to be turned back, and the disk not to be written past the file system. A file that changed within the last
+    `SETTLED_S` is not remembered, because a later write may get the same time stamps. An entry that does not prove
+    itself is made again.
+
+    Raises:
+        FcEvalError: the file cannot be read, or is being written while it is read.
+    """
     try:
-        remembered.parent.mkdir(parents=True, exist_ok=True)
-        temporary = remembered.with_suffix(f".{os.getpid()}")
-        temporary.write_text(digest)
-        os.replace(temporary, remembered)
-    except OSError:
-        pass  # a cache that cannot be written only costs time
+        before = _state(path)
+        entry = cache_dir() / "digests" / hashlib.sha256(before.encode()).hexdigest()
+        remembered = _recall(entry, before)
+        if remembered is not None:
+            return remembered
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if _state(path) != before:
+            raise FcEvalError(f"{path} was written while it was read: wait until it is complete")
+        settled = time.time() - path.stat().st_ctime > SETTLED_S
+    except OSError as error:
+        raise os_error(error, path) from None
+    if settled:
+        with suppress(FcEvalError):  # a cache that cannot be written only costs time
+            write_atomic(entry, _entry(before, digest))
     return digest
+
+
+def _state(path: Path) -> str:
+    """What is trusted to change with the contents of a file."""
+    stat = path.stat()
+    times = f"{stat.st_mtime_ns}|{stat.st_ctime_ns}"
+    return f"{path.resolve()}|{stat.st_dev}|{stat.st_ino}|{stat.st_size}|{times}"
+
+
+def _entry(state: str, digest: str) -> bytes:
+    """A digest, and the proof that it is whole and belongs to this state of this file."""
+    return f"{digest} {hashlib.sha256(f'{state}|{digest}'.encode()).hexdigest()}\n".encode()
+
+
+def _recall(entry: Path, state: str) -> str | None:
+    try:
+        found = entry.read_bytes()
+    except OSError:
+        return None
+    digest = found[:64].decode(errors="replace")
+    return digest if found == _entry(state, digest) else None
 
 
 def files_digest(files: Iterable[Path]) -> list[str]:
@@ -55,11 +94,11 @@ def files_digest(files: Iterable[Path]) -> list[str]:
     return [file_sha256(path) for path in files]
 
 
-def fingerprint(config: Mapping[str, Any], files: Mapping[str, list[str]]) -> str:
-    """SHA-256 over the configuration, the digests of model and data files, and the versions of what computes."""
+def fingerprint(config: Mapping[str, Any], contents: Mapping[str, Any]) -> str:
+    """SHA-256 over the configuration, what model and data consist of, and the versions of what computes."""
     content = {
         "config": config,
-        "files": dict(files),
+        "contents": dict(contents),
         "versions": package_versions() | {"python": platform.python_version(), "wire": WIRE_VERSION},
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
