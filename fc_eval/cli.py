@@ -13,7 +13,7 @@ usage: fc-eval COMMAND ...
 
   run [-m] [GROUP=NAME] [KEY=VALUE] ...   evaluate a model under a comm; -m makes a sweep of comma-separated values
   report RUNS ... --out DIR               tables, plots and one HTML page from run folders
-  compare RUN_A RUN_B                     paired comparison of two runs
+  compare BASE RUN                        paired comparison of two runs, RUN - BASE
   formats [--tokens T] [--hidden H]       every wire format, its bits, and which codec covers it
   bench NAME [KEY=VALUE] ...              how fast the codecs are; what emulating communication costs
   doctor [KEY=VALUE] ...                  what is installed, found and possible here
@@ -87,11 +87,11 @@ def _compare(rest: list[str]) -> int:
     from fc_eval.results.compare import render_comparison
     from fc_eval.results.record import load_run
 
-    parser = argparse.ArgumentParser(prog="fc-eval compare", description="Paired comparison of run A with run B.")
-    parser.add_argument("run_a", type=Path, metavar="RUN_A", help="a run folder")
-    parser.add_argument("run_b", type=Path, metavar="RUN_B", help="the run folder that it is compared with")
+    parser = argparse.ArgumentParser(prog="fc-eval compare", description="Paired comparison of two runs: RUN - BASE.")
+    parser.add_argument("base", type=Path, metavar="BASE", help="the run folder that is compared with, first")
+    parser.add_argument("run", type=Path, metavar="RUN", help="the run folder that is compared")
     given = parser.parse_args(rest)
-    print(render_comparison(load_run(given.run_a), load_run(given.run_b)))
+    print(render_comparison(load_run(given.base), load_run(given.run)))
     return 0
 
 
@@ -117,7 +117,11 @@ def _bench(rest: list[str]) -> int:
 def _doctor(rest: list[str]) -> int:
     from fc_eval.doctor import doctor
 
-    return doctor(rest)
+    parser = argparse.ArgumentParser(
+        prog="fc-eval doctor", description="What is installed, found and possible here; asks the network for little."
+    )
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="those of the run that is planned")
+    return doctor(parser.parse_args(rest).overrides)
 
 
 if __name__ == "__main__":

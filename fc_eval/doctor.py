@@ -4,12 +4,18 @@ import platform
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from fc_eval.compose import compose_one
 from fc_eval.config import RunConfig
 from fc_eval.errors import FcEvalError
 from fc_eval.evaluate.data import data_files, mirror_serves_all
-from fc_eval.hydra_app import compose_one
 from fc_eval.results.fingerprint import package_versions
 from fc_eval.wire.layout import DTYPE_BYTES
+
+HUB_TIMEOUT_S = 3.0
+
+
+class UncertainError(Exception):
+    """Something that may stop a run, or may not."""
 
 
 def doctor(overrides: Sequence[str]) -> int:
@@ -28,6 +34,7 @@ def doctor(overrides: Sequence[str]) -> int:
         ("codecs", _codecs),
         ("codec self-test", _self_test),
         ("data", _data),
+        ("hub", _hub),
         ("model", _model),
         ("divisibility", _divisibility),
         ("BOS", _bos),
@@ -36,6 +43,8 @@ def doctor(overrides: Sequence[str]) -> int:
     for name, check in checks:
         try:
             print(f"ok    {name}: {check(config)}")
+        except UncertainError as doubt:
+            print(f"warn  {name}: {doubt}")
         except FcEvalError as error:
             failed += 1
             print(f"FAIL  {name}: {error}")
@@ -96,11 +105,35 @@ def _data(config: RunConfig) -> str:
     return f"{names}: {where} from the Hugging Face Hub at run time"
 
 
+def _hub(config: RunConfig) -> str:
+    """Whether the Hub answers, and whether it is needed; what its local cache holds is not asked for."""
+    import httpx
+    from huggingface_hub import constants
+
+    root = Path(config.data_root) if config.data_root else None
+    needed = [spec.name for spec in config.eval.specs if not mirror_serves_all([spec], root)]
+    if config.model.hub_id is not None and config.model.path is None:
+        needed.append(f"model {config.model.name}")
+    what = f"{', '.join(needed)} must be in its local cache, or given with data.root=FOLDER or model.path=FOLDER"
+    if constants.HF_HUB_OFFLINE:
+        if needed:
+            raise UncertainError(f"offline mode is set (HF_HUB_OFFLINE): {what}")
+        return "offline mode is set (HF_HUB_OFFLINE); this run needs nothing from it"
+    try:
+        answer = httpx.head(constants.ENDPOINT, timeout=HUB_TIMEOUT_S)
+        state = f"answers with HTTP {answer.status_code}"
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        answer, state = None, f"does not answer within {HUB_TIMEOUT_S:.0f} s ({type(error).__name__})"
+    if needed and (answer is None or answer.is_server_error):
+        raise UncertainError(f"{constants.ENDPOINT} {state}: {what}")
+    return f"{constants.ENDPOINT} {state}; this run needs {', '.join(needed) or 'nothing'} from it"
+
+
 def _model(config: RunConfig) -> str:
     from fc_eval.models.load import load_model
 
     loaded = load_model(config.model, "cpu" if config.device == "auto" else config.device)
-    return loaded.summary
+    return "; ".join([loaded.summary, *loaded.notes])
 
 
 def _divisibility(config: RunConfig) -> str:

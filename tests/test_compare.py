@@ -12,7 +12,7 @@ from run_fixtures import Run, Task, quantized, write_run
 from fc_eval.errors import FcEvalError
 from fc_eval.results.compare import compare_runs, pair_runs, published_flags, render_comparison
 from fc_eval.results.record import load_run
-from fc_eval.results.text import delta_text
+from fc_eval.results.text import delta_text, interval_text, value_text
 
 
 def written(tmp_path, *runs):
@@ -219,13 +219,37 @@ def test_baselines_far_from_published_numbers_are_flagged(tmp_path):
 def test_render_comparison(tmp_path):
     base = Run(tasks={"arc_easy": Task()})
     b, a = written(tmp_path, base, quantized(base, "int4", 4.25, 0.02, tasks={"arc_easy": Task(lost=9, gained=2)}))
-    text = render_comparison(a, b)
+    text = render_comparison(b, a)
     lines = text.splitlines()
-    assert "INT4 g128, 4.25 bits" in lines[0]
-    assert "A − B" in text
+    assert lines[0].startswith("base  ")
+    assert "INT4 g128, 4.25 bits" in lines[1]
+    assert "run − base" in text
     assert "+0.397 ± 0.022" in text
     accuracy = next(line for line in lines if line.startswith("arc_easy") and "acc_norm" in line)
     for part in ("200 (partial)", "56.50", "60.00", "−3.50 ± 1.64", "0.065 exact", "9/2"):
         assert part in accuracy
-    # The other way round every delta changes its sign.
-    assert "−0.397 ± 0.021" in render_comparison(b, a)
+    # A baseline is the base in either order.
+    swapped = render_comparison(a, b).splitlines()
+    assert swapped[:2] == lines[:2]
+    assert "the second one given is the baseline" in swapped[2]
+    assert swapped[3:] == lines[2:]
+
+
+def test_two_arms_are_compared_in_the_order_given(tmp_path):
+    base = Run()
+    int8, int4 = written(tmp_path, quantized(base, "int8", 8.25, 0.001), quantized(base, "int4", 4.25, 0.02))
+    assert "+0.377" in render_comparison(int8, int4)
+    assert "−0.377" in render_comparison(int4, int8)
+
+
+def test_a_pair_shows_on_the_screen_what_it_shows_in_a_report(tmp_path):
+    base = Run(tasks={"arc_easy": Task()}, texts=("wikitext2", "text"))
+    arm = quantized(base, "int4", 4.25, 0.3, tasks={"arc_easy": Task(lost=9, gained=2)}, divergence=True)
+    b, a = written(tmp_path, base, arm)
+    (pair,) = (pair for pair in pair_runs([b, a]) if pair.record is a)
+    assert repr(pair.deltas) == repr(tuple(compare_runs(a, b)))  # as text, because NaN is not equal to itself
+    screen = render_comparison(b, a)
+    for d in pair.deltas:
+        row = next(line for line in screen.splitlines() if line.startswith(d.label) and f"  {d.metric} " in line)
+        for text in (delta_text(d), interval_text(d), value_text(d.value, d.metric)):
+            assert text in row

@@ -110,7 +110,8 @@ def test_a_random_model_is_loaded_as_any_other():
     assert not loaded.model.training
     assert not any(p.requires_grad for p in loaded.model.parameters())
     assert loaded.source_files == ()
-    assert loaded.summary == "LlamaForCausalLM, 0.8M parameters, bf16, cpu; random weights (seed 0)"
+    assert loaded.summary == "LlamaForCausalLM, 0.8M parameters, bf16, cpu"
+    assert loaded.notes == ("random weights (seed 0)",)
     assert len(loaded.tokenizer) == loaded.model.config.vocab_size
 
 

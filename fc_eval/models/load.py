@@ -45,10 +45,9 @@ class LoadedModel:
 
     @property
     def summary(self) -> str:
-        """One line: class, parameters, dtype, device, notes."""
+        """One line: class, parameters, dtype, device."""
         millions = sum(p.numel() for p in self.model.parameters()) / 1e6
-        text = f"{type(self.model).__name__}, {millions:.1f}M parameters, {self.config.dtype}, {self.device}"
-        return "; ".join([text, *self.notes])
+        return f"{type(self.model).__name__}, {millions:.1f}M parameters, {self.config.dtype}, {self.device}"
 
 
 def load_model(config: ModelConfig, device: str = "cpu") -> LoadedModel:

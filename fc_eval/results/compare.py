@@ -91,28 +91,34 @@ def published_flags(record: RunRecord) -> list[str]:
     return flags
 
 
-def render_comparison(a: RunRecord, b: RunRecord) -> str:
-    """A text table of run A compared with run B, for the screen; delta = A - B.
+def render_comparison(base: RunRecord, run: RunRecord) -> str:
+    """A text table of a run beside the one that it is compared with, for the screen; delta = run - base.
+
+    The deltas are those of `pair_runs`, so a pair shows here what it shows in a report. Where one run is the baseline
+    that the other names, it is the base in either order, and the text says so.
 
     Raises:
         FcEvalError: the two cannot be compared (see `compare_runs`).
     """
-    header = ["eval", "metric", "samples", "A", "B", "A \N{MINUS SIGN} B, \N{PLUS-MINUS SIGN} paired error"]
+    swapped = base.baseline_fingerprint == run.fingerprint
+    if swapped:
+        base, run = run, base
+    header = ["eval", "metric", "samples", "base", "run", "run \N{MINUS SIGN} base, \N{PLUS-MINUS SIGN} paired error"]
     rows = []
-    for d in compare_runs(a, b):
+    for d in compare_runs(run, base):
         samples = f"{d.samples:,}" + (" (partial)" if d.partial else "")
-        row = [d.label, d.metric, samples, value_text(d.value, d.metric), value_text(d.baseline, d.metric)]
+        row = [d.label, d.metric, samples, value_text(d.baseline, d.metric), value_text(d.value, d.metric)]
         rows.append([*row, delta_text(d), interval_text(d), p_text(d), flips_text(d)])
-    lines = [f"{side}  {_describe(run)}" for side, run in (("A", a), ("B", b))]
-    foot = "accuracies and their deltas in percent; lost: only B was right; gained: only A was right"
+    lines = [f"base  {_describe(base)}", f"run   {_describe(run)}"]
+    lines += ["(the second one given is the baseline of the first, so it is the base)"] if swapped else []
+    foot = "accuracies and their deltas in percent; lost: only base was right; gained: only run was right"
     return "\n".join([*lines, "", text_table([*header, "95% interval", "p", "lost/gained"], rows, left=2), "", foot])
 
 
 def _describe(run: RunRecord) -> str:
     arm, bits = run.arm, run.wire_number("effective_bits")
     how = f"{arm.exec}, codec {arm.codec}" + (f", reducer {arm.reducer}" if arm.reducer else "")
-    policy = "" if arm.policy == "uniform" else f", policy {arm.policy}"
-    return f"{run.path.name}: {arm.model} {arm.dtype} tp={arm.tp}, {arm.label}{policy}, {bits:.2f} bits ({how})"
+    return f"{run.path.name}: {arm.model} {arm.dtype} tp={arm.tp}, {arm.label}, {bits:.2f} bits ({how})"
 
 
 def _same_setting(a: RunRecord, b: RunRecord) -> None:
