@@ -161,7 +161,7 @@ def _load(task: str, data_root: Path | None, num_fewshot: int) -> tuple[dict[str
     mirrored: list[str] = []
     try:
         download = mirrored_download(ConfigurableTask.download, data_root, num_fewshot, mirrored)
-        with _replaced(ConfigurableTask, "download", download):
+        with replaced(ConfigurableTask, "download", download):
             loaded = manager.load([target])
     except ImportError as error:
         raise FcEvalError(f"task {task!r} needs a package that is not installed: {error}") from None
@@ -177,7 +177,8 @@ def _load(task: str, data_root: Path | None, num_fewshot: int) -> tuple[dict[str
 
 
 @contextlib.contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Another value for an attribute while the block runs."""
     original = getattr(owner, name)
     setattr(owner, name, value)
     try:
@@ -194,7 +195,7 @@ def _quiet() -> Iterator[None]:
     logger.setLevel(logging.ERROR)
     datasets.disable_progress_bars()
     try:
-        with _replaced(lm_eval.api.task, "tqdm", lambda items, **_: items):
+        with replaced(lm_eval.api.task, "tqdm", lambda items, **_: items):
             yield
     finally:
         logger.setLevel(level)
