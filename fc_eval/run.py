@@ -68,7 +68,7 @@ def carry_out(folder: RunFolder, config: RunConfig, baseline_fingerprint: str | 
                 batch_size=config.eval.batch_size,
                 window_batch=config.eval.window_batch,
                 as_baseline=(lambda: attachment.using(BASELINE)) if config.eval.divergence else None,
-                progress=ProgressLines(spec.name),
+                progress=ProgressLines(spec.name, "windows" if spec.kind == "perplexity" else "requests"),
             )
             attachment.check_calls()
             summaries[spec.name] = eval_summary(spec, result, attachment.stats(), time.time() - began)
@@ -104,8 +104,8 @@ class ProgressLines:
 
     INTERVAL_S = 5.0
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, unit: str) -> None:
+        self.name, self.unit = name, unit
         self.started = self.said = time.time()
 
     def __call__(self, done: int, total: int) -> None:
@@ -116,7 +116,7 @@ class ProgressLines:
         self.said = now
         left = (now - self.started) / max(done, 1) * (total - done)
         tail = f"{left:.0f} s left" if done < total else f"{now - self.started:.0f} s"
-        print(f"{self.name}: {done}/{total}, {tail}", flush=True)
+        print(f"{self.name}: {done}/{total} {self.unit}, {tail}", flush=True)
 
 
 def _seed(seed: int) -> None:

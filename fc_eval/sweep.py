@@ -36,12 +36,15 @@ State = Literal["done", "skipped", "failed", "planned"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one run ended: `state`, its folder, seconds spent, and the error's last lines when it failed."""
+    """How one run ended: `state`, its folder, seconds spent, the error's last lines when it failed, and whether that is
+    a mistake which the user can mend.
+    """
 
     state: State
     folder: RunFolder
     seconds: float = 0.0
     error: str | None = None
+    mistake: bool = False
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,8 @@ def execute(
         baseline = plans[0].fingerprint if index else None
         if outcomes and outcomes[-1].state == "failed":
             why = f"its baseline {outcomes[-1].folder.path.name} failed"
-            outcomes.append(Outcome("failed", store.folder(item.name, item.fingerprint), error=why))
+            folder = store.folder(item.name, item.fingerprint)
+            outcomes.append(Outcome("failed", folder, error=why, mistake=outcomes[-1].mistake))
             break
         outcomes.append(_ensure(item, baseline, store, dry_run, say))
     return outcomes
@@ -223,7 +227,7 @@ def _run_child(item: Plan, baseline: str | None, folder: RunFolder) -> Outcome:
         return Outcome("done", folder, seconds)
     error = _explain(code, tail)
     folder.set_status("failed", error=error)
-    return Outcome("failed", folder, seconds, error)
+    return Outcome("failed", folder, seconds, error, mistake=code == USER_ERROR_EXIT)
 
 
 def _files_changed(item: Plan) -> bool:
@@ -251,7 +255,7 @@ def _explain(code: int, tail: deque[str]) -> str:
 
 
 def summarize(outcomes: list[Outcome], say: Callable[[str], None] = print) -> int:
-    """Says how a sweep went, and returns the exit status: 0 when nothing failed."""
+    """Says how a sweep went; returns the exit status: 0 when nothing failed, 2 when only mistakes were in the way."""
     unique: dict[str, Outcome] = {}
     for outcome in outcomes:
         kept = unique.get(outcome.folder.fingerprint)
@@ -264,4 +268,5 @@ def summarize(outcomes: list[Outcome], say: Callable[[str], None] = print) -> in
     for outcome in unique.values():
         if outcome.state == "failed":
             say(f"failed: {outcome.folder.path.name}: {outcome.error}")
-    return 1 if counts.get("failed") else 0
+    failed = [outcome for outcome in unique.values() if outcome.state == "failed"]
+    return 0 if not failed else USER_ERROR_EXIT if all(outcome.mistake for outcome in failed) else 1

@@ -12,6 +12,8 @@ from fc_eval.config import CommConfig
 from fc_eval.errors import FcEvalError
 from fc_eval.hydra_app import compose_one
 from fc_eval.presets import options, preset
+from fc_eval.results.store import RunFolder
+from fc_eval.sweep import Outcome, summarize
 
 TINY = ["model=tiny", "tp=2", "eval=text", "eval.limit=1", "eval.runs.text.window_tokens=64", "device=cpu"]
 
@@ -83,7 +85,7 @@ def test_out_that_is_a_file_is_one_sentence(capsys, tmp_path):
 
 def test_world_size_that_does_not_divide_fails_the_run_with_a_sentence(capsys, tmp_path):
     status, out, _ = run_cli(capsys, "run", *TINY, "tp=7", f"out={tmp_path / 'runs'}")
-    assert status == 1
+    assert status == 2
     assert "W = 7" in out or "tp=7" in out
     assert "down_proj" in out or "o_proj" in out
 
@@ -199,3 +201,16 @@ def test_an_unknown_flag_is_one_sentence(capsys):
     status, _, err = run_cli(capsys, "run", "--multirn")
     assert status == 2
     assert "did you mean '--multirun'" in err
+
+
+def test_the_exit_status_tells_mistakes_from_defects(tmp_path):
+    def ends(*outcomes):
+        return summarize(
+            [Outcome(*o[:1], RunFolder(tmp_path, str(i)), 0.0, *o[1:]) for i, o in enumerate(outcomes)], list
+        )
+
+    done, mistake, defect = ("done",), ("failed", "tp=7 does not divide", True), ("failed", "killed", False)
+    assert ends(done, done) == 0
+    assert ends(done, mistake) == 2
+    assert ends(mistake, defect) == 1
+    assert ends(defect) == 1
