@@ -129,7 +129,7 @@ inline Format format(nb::handle value, int64_t hidden) {
   f.bits = in_range(t, 1, 2, 8);
   f.group = in_range(t, 2, 0, 4096);
   f.scheme = f.kind == kInt ? in_range(t, 3, kAsym, kSignedExtreme) : in_range(t, 3, kNoScheme, kNoScheme);
-  f.exponent = in_range(t, 4, f.kind == kFloat ? 1 : 0, f.kind == kInt ? 0 : 5);
+  f.exponent = f.kind == kInt ? in_range(t, 4, 0, 0) : in_range(t, 4, 1, 5);
   f.mantissa = f.exponent ? in_range(t, 5, f.bits - 1 - f.exponent, f.bits - 1 - f.exponent) : in_range(t, 5, 0, 0);
   f.bias = in_range(t, 6, 0, f.exponent ? 15 : 0);
   f.max_code = in_range(t, 7, f.exponent ? 1 : 0, f.exponent ? (1 << (f.bits - 1)) - 1 : 0);

@@ -20,9 +20,9 @@ cuda::Matrix matrix(const View& v) {
           v.shape[v.dims - 1], v.stride[v.dims - 2]};
 }
 
-Format covered_format(nb::handle format_tuple, int64_t hidden) {
+Format tiled_format(nb::handle format_tuple, int64_t hidden) {
   const Format f = format(format_tuple, hidden);
-  if (const char* why = cuda::why_not(f)) refuse(std::string("format: ") + why);
+  if (const char* why = cuda::why_not_tiled(f)) refuse(std::string("format: ") + why);
   return f;
 }
 
@@ -54,7 +54,7 @@ void check(const char* why) {
 
 void encode(nb::handle x_view, nb::handle format_tuple, nb::handle wire_tuple, int device, uintptr_t stream) {
   const cuda::Matrix x = matrix(view(x_view, "x", 2, device));
-  const Format f = covered_format(format_tuple, x.hidden);
+  const Format f = format(format_tuple, x.hidden);
   const View wire = wire_view(wire_tuple, f, x.tokens, x.hidden, x.dtype, device);
   check(cuda::encode(f, x, reinterpret_cast<uint8_t*>(wire.pointer), where_of(device, stream)));
 }
@@ -65,7 +65,7 @@ void decode(nb::handle wire_tuple, nb::handle format_tuple, int dtype, nb::handl
   const View out = view(out_tuple, "out", 2, device);
   require_dtype(out, kViewFp32);
   require_contiguous(out);
-  const Format f = covered_format(format_tuple, out.shape[1]);
+  const Format f = format(format_tuple, out.shape[1]);
   const View wire = wire_view(wire_tuple, f, out.shape[0], out.shape[1], dtype, device);
   check(cuda::decode(f, reinterpret_cast<const uint8_t*>(wire.pointer), static_cast<cuda::DType>(dtype), out.shape[0],
                      out.shape[1], reinterpret_cast<float*>(out.pointer), counters(nonfinite, 1, device),
@@ -75,7 +75,7 @@ void decode(nb::handle wire_tuple, nb::handle format_tuple, int dtype, nb::handl
 void round_trip(nb::handle x_view, nb::handle format_tuple, nb::handle out_tuple, nb::handle nonfinite, int device,
                 uintptr_t stream) {
   const cuda::Matrix x = matrix(view(x_view, "x", 2, device));
-  const Format f = covered_format(format_tuple, x.hidden);
+  const Format f = format(format_tuple, x.hidden);
   const View out = out_view(out_tuple, kViewFp32, x, device);
   check(cuda::round_trip(f, x, reinterpret_cast<float*>(out.pointer), counters(nonfinite, 1, device),
                          where_of(device, stream)));
@@ -88,8 +88,8 @@ void all_reduce(nb::handle partials_view, int algorithm, nb::handle reduce_tuple
   const cuda::Matrix x = matrix(partials);
   if (partials.shape[0] < 1 || partials.shape[0] > INT32_MAX) refuse("partials: no ranks, or too many");
   if (x.hidden < 1) refuse("partials: no columns");
-  const Format reduce = algorithm == cuda::kFp32Ordered ? Format{} : covered_format(reduce_tuple, x.hidden);
-  const Format gather = algorithm == cuda::kTwoStep ? covered_format(gather_tuple, x.hidden) : Format{};
+  const Format reduce = algorithm == cuda::kFp32Ordered ? Format{} : tiled_format(reduce_tuple, x.hidden);
+  const Format gather = algorithm == cuda::kTwoStep ? tiled_format(gather_tuple, x.hidden) : Format{};
   const View out = out_view(out_tuple, partials.dtype, x, device);
   check(cuda::all_reduce(static_cast<cuda::Algorithm>(algorithm), x, partials.shape[0], partials.stride[0], reduce,
                          gather, reinterpret_cast<void*>(out.pointer), counters(nonfinite, 2, device),

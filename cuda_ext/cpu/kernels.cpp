@@ -23,8 +23,7 @@ constexpr void fill(SchemeKernels (&row)[kSchemes]) {
   row[1] = scheme_kernels<D, Sym>();
   row[2] = scheme_kernels<D, SignedExtreme>();
   row[3] = scheme_kernels<D, Float>();
-  row[4] = scheme_kernels<D, MxFloat>();
-  row[5] = scheme_kernels<D, MxInt>();
+  row[4] = scheme_kernels<D, Mx>();
 }
 
 float probe(float level, float step, float low) { return Asym::value({low, step, 0.0f}, level); }

@@ -8,7 +8,7 @@
 namespace fc::cpu {
 
 enum DType : int32_t { kBf16 = 0, kFp16 = 1, kFp32 = 2 };
-constexpr int kDTypes = 3, kSchemes = 6;
+constexpr int kDTypes = 3, kSchemes = 5;
 
 // What a loop needs to know of a format, derived once per call.
 struct Codec {
@@ -56,11 +56,8 @@ struct Kernels {
   Probe probe;
 };
 
-// Index into `codec`: asym, sym, signed-extreme, float, mx float, mx int.
-inline int scheme_index(const Format& f) {
-  if (f.kind == kMx) return f.exponent ? 4 : 5;
-  return f.kind == kFloat ? 3 : f.scheme - 1;
-}
+// Index into `codec`: asym, sym, signed-extreme, float, mx.
+inline int scheme_index(const Format& f) { return f.kind == kMx ? 4 : f.kind == kFloat ? 3 : f.scheme - 1; }
 
 const Kernels& kernels_baseline();
 #if defined(FC_X86_KERNELS)

@@ -25,8 +25,9 @@ struct Where {
   void* stream;
 };
 
-// Why a format cannot be done here, or nullptr.
-const char* why_not(const Format& format);
+// Why a format does not fit the tiles of 1024 elements, or nullptr. `all_reduce` takes only formats that do; the other
+// functions have slower kernels for the rest.
+const char* why_not_tiled(const Format& format);
 // Why no device can be used at all, or nullptr.
 const char* why_no_device();
 

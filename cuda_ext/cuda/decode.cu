@@ -1,11 +1,12 @@
 // The launcher of decode.
+#include "cuda/general.h"
 #include "cuda/launch.cuh"
 
 namespace fc::cuda {
 
 const char* decode(const Format& f, const uint8_t* wire, DType dtype, int64_t tokens, int64_t hidden, float* out,
                    unsigned long long* nonfinite, const Where& where) {
-  if (const char* why = why_not(f)) return why;
+  if (why_not_tiled(f)) return general_decode(f, wire, dtype, tokens, hidden, out, nonfinite, where);
   if (const char* why = why_too_large(tokens, hidden, f.group)) return why;
   const Layout l = make_layout(f, tokens, hidden, dtype_bytes(dtype));
   if (l.blocks == 0) return nullptr;

@@ -1,4 +1,5 @@
-// The launcher of encode, and what is covered.
+// The launcher of encode, and which formats tiles cover.
+#include "cuda/general.h"
 #include "cuda/launch.cuh"
 
 namespace fc::cuda {
@@ -8,17 +9,17 @@ bool power_of_two_group(int32_t group) { return group >= 8 && group <= kTile && 
 
 }  // namespace
 
-const char* why_not(const Format& f) {
+const char* why_not_tiled(const Format& f) {
   if (!power_of_two_group(f.group)) return "the group is not a power of two from 8 to 1024 elements";
-  if (f.spikes) return "spikes are not covered";
-  if (f.kind == kMx && f.scale_bits != 8) return "mx scales of other than 8 bits are not covered";
+  if (f.spikes) return "spikes are not covered in one pass";
+  if (f.kind == kMx && f.scale_bits != 8) return "mx scales of other than 8 bits are not covered in one pass";
   return nullptr;
 }
 
 const char* why_no_device() { return no_device(); }
 
 const char* encode(const Format& f, const Matrix& x, uint8_t* wire, const Where& where) {
-  if (const char* why = why_not(f)) return why;
+  if (why_not_tiled(f)) return general_encode(f, x, wire, where);
   if (const char* why = why_too_large(x.tokens, x.hidden, f.group)) return why;
   const Layout l = make_layout(f, x.tokens, x.hidden, dtype_bytes(x.dtype));
   if (l.blocks == 0) return nullptr;

@@ -24,8 +24,7 @@ inline const char* why_too_large(int64_t tokens, int64_t hidden, int32_t unit) {
 }
 
 inline int32_t scheme_index(const Format& f) {
-  if (f.kind == kMx) return f.exponent ? kIsMxFloat : kIsMxInt;
-  return f.kind == kFloat ? kIsFloat : f.scheme - kAsym + kIsAsym;
+  return f.kind == kMx ? kIsMx : f.kind == kFloat ? kIsFloat : f.scheme - kAsym + kIsAsym;
 }
 
 // Calls launch with a value of the scheme's type, or of the dtype's.
@@ -36,8 +35,7 @@ const char* with_scheme(int32_t scheme, const Launch& launch) {
     case kIsSym: return launch(Sym{});
     case kIsSignedExtreme: return launch(SignedExtreme{});
     case kIsFloat: return launch(Float{});
-    case kIsMxFloat: return launch(MxFloat{});
-    case kIsMxInt: return launch(MxInt{});
+    case kIsMx: return launch(Mx{});
   }
   return "unknown scheme";
 }

@@ -1,4 +1,5 @@
 // The emulated all-reduce and the round trip, which is a reduce of one rank without a sum.
+#include "cuda/general.h"
 #include "cuda/reduce.cuh"
 
 namespace fc::cuda {
@@ -35,7 +36,7 @@ const char* launch_sum(Matrix x, int64_t ranks, int64_t rank_stride, void* out, 
 
 const char* round_trip(const Format& f, const Matrix& x, float* out, unsigned long long* nonfinite,
                        const Where& where) {
-  if (const char* why = why_not(f)) return why;
+  if (why_not_tiled(f)) return general_round_trip(f, x, out, nonfinite, where);
   return launch_any({x, 1, 0, make_stage(f), Stage{}, After::kStoreFp32, out, nonfinite, where});
 }
 
@@ -48,8 +49,8 @@ const char* all_reduce(Algorithm algorithm, const Matrix& partials, int64_t rank
                       [&](auto d) { return launch_sum<decltype(d)>(partials, ranks, rank_stride, out, where); });
   }
   const bool gathers = algorithm == kTwoStep;
-  if (const char* why = why_not(reduce)) return why;
-  if (const char* why = gathers ? why_not(gather) : nullptr) return why;
+  if (const char* why = why_not_tiled(reduce)) return why;
+  if (const char* why = gathers ? why_not_tiled(gather) : nullptr) return why;
   return launch_any({partials, ranks, rank_stride, make_stage(reduce), gathers ? make_stage(gather) : Stage{},
                      gathers ? After::kGather : After::kRound, out, nonfinite, where});
 }

@@ -9,7 +9,7 @@ namespace fc::cuda {
 enum class After : int32_t { kStoreFp32, kRound, kGather };
 
 // Which scheme a format uses, in the order of the tables of the launchers.
-enum SchemeIndex : int32_t { kIsAsym, kIsSym, kIsSignedExtreme, kIsFloat, kIsMxFloat, kIsMxInt, kSchemeCount };
+enum SchemeIndex : int32_t { kIsAsym, kIsSym, kIsSignedExtreme, kIsFloat, kIsMx };
 
 struct Stage {
   Quantizer quantizer;
@@ -60,8 +60,7 @@ struct AnyScheme {
       case kIsSym: return OneScheme<Sym>::send<D>(raw, count, stage, nonfinite, sink);
       case kIsSignedExtreme: return OneScheme<SignedExtreme>::send<D>(raw, count, stage, nonfinite, sink);
       case kIsFloat: return OneScheme<Float>::send<D>(raw, count, stage, nonfinite, sink);
-      case kIsMxFloat: return OneScheme<MxFloat>::send<D>(raw, count, stage, nonfinite, sink);
-      case kIsMxInt: return OneScheme<MxInt>::send<D>(raw, count, stage, nonfinite, sink);
+      case kIsMx: return OneScheme<Mx>::send<D>(raw, count, stage, nonfinite, sink);
     }
   }
 };

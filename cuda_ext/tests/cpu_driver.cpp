@@ -99,8 +99,8 @@ std::vector<Format> formats() {
     all.push_back({kind, 4, 0, kNoScheme, 2, 1, 1, 7, kind == kMx ? 2 : 0, scale_bits, 0});
     all.push_back({kind, 4, 0, kNoScheme, 3, 0, 3, 7, kind == kMx ? 4 : 0, scale_bits, 0});
   }
-  all.push_back({kMx, 8, 0, kNoScheme, 0, 0, 0, 0, 0, 8, 0});
-  all.push_back({kMx, 4, 0, kNoScheme, 0, 0, 0, 0, 0, 5, 0});
+  all.push_back({kMx, 8, 0, kNoScheme, 1, 6, 1, 127, 0, 8, 0});
+  all.push_back({kMx, 4, 0, kNoScheme, 1, 2, 1, 7, 0, 5, 0});
   const size_t plain = all.size();
   for (size_t i = 0; i < plain; ++i) {
     all.push_back(all[i]);

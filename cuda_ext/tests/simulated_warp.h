@@ -134,6 +134,8 @@ T __shfl_sync(uint32_t, T value, int source, int width) {
   return value;
 }
 
+inline void __syncwarp() { fc::cuda::simulated::Warp::active()->exchange(0); }
+
 inline bool __any_sync(uint32_t, bool predicate) {
   const uint64_t* words = fc::cuda::simulated::Warp::active()->exchange(predicate);
   bool any = false;

@@ -36,8 +36,8 @@ class NativeCodec:
         self.isa = isa
         self._module = extension(self.name)
 
-    def _uncovered(self, fmt: WireFormat) -> str | None:
-        """The reason that only this kind of codec has."""
+    def _why_not_in_one_pass(self, fmt: WireFormat) -> str | None:
+        """Why the fused all-reduce does not cover a format that the codec covers."""
         return None
 
     def why_not(self, fmt: WireFormat, dtype: torch.dtype, device: torch.device) -> str | None:
@@ -50,7 +50,7 @@ class NativeCodec:
             return f"{fmt.name} sends a rounded scale, which it does not cover"
         if fmt.hadamard:
             return f"{fmt.name} rotates its rows, which it does not cover"
-        return self._uncovered(fmt)
+        return None
 
     def encode(self, x_TH: torch.Tensor, fmt: WireFormat) -> torch.Tensor:
         """See `Codec`."""
@@ -85,8 +85,9 @@ class NativeCodec:
             return f"{dtype} is not bf16, fp16 or fp32"
         if torch.device(device).type != self.device_type:
             return f"it works on {self.device_type} tensors, not on {torch.device(device).type}"
-        formats = (fmt for fmt in (comm.reduce, comm.gather) if fmt is not None)
-        return next((why for fmt in formats if (why := self.why_not(fmt, dtype, device)) is not None), None)
+        formats = [fmt for fmt in (comm.reduce, comm.gather) if fmt is not None]
+        reasons = [self.why_not(fmt, dtype, device) or self._why_not_in_one_pass(fmt) for fmt in formats]
+        return next((reason for reason in reasons if reason is not None), None)
 
     def fused_all_reduce(self, partials_WTH: torch.Tensor, comm: StageFormats) -> tuple[torch.Tensor, torch.Tensor]:
         """The emulated all-reduce in one pass: each partial sum is read once, the result written once.
@@ -125,6 +126,8 @@ class NativeCodec:
         if x_TH.dim() != 2 or x_TH.shape[1] < 1:
             raise FcEvalError(f"values of shape {list(x_TH.shape)} cannot be encoded: expected [tokens, hidden]")
         self._require(fmt, x_TH.dtype, x_TH.device)
+        if fmt.spikes:  # positions have 16 bits: the layout refuses longer groups
+            layout(fmt, x_TH.shape[0], x_TH.shape[1], DTYPE_NAMES[x_TH.dtype])
         return row_contiguous(x_TH)
 
     def _require(self, fmt: WireFormat, dtype: torch.dtype, device: torch.device) -> None:
@@ -134,23 +137,27 @@ class NativeCodec:
 
 
 class CpuCodec(NativeCodec):
-    """C++ on the CPU: every format with extremes as metadata and every mx format, any group size."""
+    """C++ on the CPU: every format without a rounded scale."""
 
     name, device_type = "cpu", "cpu"
 
 
 class CudaCodec(NativeCodec):
-    """CUDA on the device of the tensors, on the current stream, without allocation in the kernel or host waits."""
+    """CUDA on the device of the tensors, on the current stream, without allocation in the kernel or host waits.
+
+    It covers every format without a rounded scale; the fast kernels and the fused all-reduce are for groups of a power
+    of two from 8 to 1024 elements without spikes, and mx scales of 8 bits.
+    """
 
     name, device_type = "cuda", "cuda"
 
-    def _uncovered(self, fmt: WireFormat) -> str | None:
-        if fmt.group_size == "token" or fmt.group_size not in (8, 16, 32, 64, 128, 256, 512, 1024):
+    def _why_not_in_one_pass(self, fmt: WireFormat) -> str | None:
+        if fmt.group_size not in (8, 16, 32, 64, 128, 256, 512, 1024):
             return f"{fmt.name} has a group that is not a power of two from 8 to 1024 elements"
         if fmt.spikes:
-            return f"{fmt.name} reserves spikes, which it does not cover"
+            return f"{fmt.name} reserves spikes"
         if fmt.kind == "mx" and fmt.scale_bits != 8:
-            return f"{fmt.name} has a scale of {fmt.scale_bits} bits, of which it covers 8 only"
+            return f"{fmt.name} has a scale of {fmt.scale_bits} bits, not of 8"
         return None
 
 

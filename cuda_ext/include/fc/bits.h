@@ -9,7 +9,7 @@ namespace fc {
 // Planes of a block in their order: 8, 4, 2, 1 bits. Low code bits stand in the wider planes.
 FC_FN constexpr int plane_width(int index) { return 8 >> index; }
 
-constexpr uint64_t byte_mask(int bits) { return 0x0101010101010101ull * ((1u << bits) - 1u); }
+FC_FN constexpr uint64_t byte_mask(int bits) { return 0x0101010101010101ull * ((1u << bits) - 1u); }
 
 // Each step halves the number of fields and doubles their width.
 template <int K>

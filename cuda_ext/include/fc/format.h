@@ -83,5 +83,6 @@ FC_FN Layout make_layout(const Format& f, int64_t tokens, int64_t hidden, int32_
 // The place of element e of a block in its code planes. In a block of 1024, e = 256 i + 8 L + j (load i, lane L, j of
 // 8) stands at 32 L + 8 i + j, so that a lane of 32 reads its values and writes its codes 16 bytes at a time.
 FC_FN int64_t place_of(int64_t e) { return (e & 7) | (((e >> 8) & 3) << 3) | (((e >> 3) & 31) << 5); }
+FC_FN int64_t element_at(int64_t place) { return (place & 7) | (((place >> 3) & 3) << 8) | (place >> 5) << 3; }
 
 }  // namespace fc

@@ -37,7 +37,6 @@ struct Quantizer {
   float top;           // largest level
   float bias;          // what is added to an integer level to store it
   uint32_t code_mask;  // (1 << bits) - 1
-  float int_steps;     // mx integers: levels per unit, 2^(bits - 2)
   int32_t emax;        // mx
   int32_t scale_max;   // mx: largest exponent, 2^(scale_bits - 1) - 1
   Minifloat small;     // minifloat and mx elements
@@ -59,7 +58,6 @@ FC_FN Quantizer make_quantizer(const Format& f) {
     q.top = static_cast<float>(half - 1);
     q.bias = static_cast<float>(half);
   }
-  q.int_steps = static_cast<float>(half) * 0.5f;
   q.factor = f.scheme == kSignedExtreme ? -reciprocal(static_cast<float>(half)) : reciprocal(q.top);
   return q;
 }
@@ -183,8 +181,7 @@ FC_FN int32_t floor_log2(float x) {
   return static_cast<int32_t>(u >> 23) - 127 - (subnormal ? 24 : 0);
 }
 
-// A power-of-two scale; elements are small floats, or sign-magnitude integers in steps of 2^(2 - bits).
-template <bool kInteger>
+// A power-of-two scale. Elements are small floats; integers are floats with one exponent bit, whose grid is even.
 struct Mx {
   static constexpr bool kTwoMeta = false, kScaleCode = true;
 
@@ -206,34 +203,19 @@ struct Mx {
   }
   static FC_FN float clamped(const Quantizer& q, const Scale& s, float x) {
     const float v = mul(x, s.inverse);
-    const float top = kInteger ? mul(q.top, reciprocal(q.int_steps)) : q.top;
-    return float_of(bits_of(smaller(magnitude(v), top)) | (bits_of(v) & 0x80000000u));
+    return float_of(bits_of(smaller(magnitude(v), q.top)) | (bits_of(v) & 0x80000000u));
   }
   static FC_FN float level(const Quantizer& q, const Scale& s, float x) {
-    const float v = clamped(q, s, x);
-    if constexpr (!kInteger) return minifloat_round(q.small, v);
-    const float steps = add(add(mul(v, q.int_steps), kSignedRounder), -kSignedRounder);
-    return mul(steps, reciprocal(q.int_steps));
+    return minifloat_round(q.small, clamped(q, s, x));
   }
   static FC_FN uint32_t code(const Quantizer& q, const Scale& s, float x) {
-    const float v = clamped(q, s, x);
-    if constexpr (!kInteger) return minifloat_code(q.small, v);
-    const uint32_t steps = bits_of(add(mul(magnitude(v), q.int_steps), kRounder)) & q.code_mask;
-    const uint32_t sign = (bits_of(v) >> 31) * static_cast<uint32_t>(q.small.sign_bit);
-    return steps == 0 ? 0 : steps | sign;
+    return minifloat_code(q.small, clamped(q, s, x));
   }
   static FC_FN uint32_t lifted(const Quantizer& q, const Scale& s, float x) { return code(q, s, x); }
   static FC_FN uint32_t lift(const Quantizer&) { return 0; }
-  static FC_FN float level_of(const Quantizer& q, uint32_t code) {
-    if constexpr (!kInteger) return minifloat_value(q.small, code);
-    const uint32_t sign_bit = static_cast<uint32_t>(q.small.sign_bit);
-    const float steps = mul(integer_value(code & (sign_bit - 1u)), reciprocal(q.int_steps));
-    return float_of(bits_of(steps) | (code & sign_bit ? 0x80000000u : 0u));
-  }
+  static FC_FN float level_of(const Quantizer& q, uint32_t code) { return minifloat_value(q.small, code); }
   static FC_FN float value(const Scale& s, float level) { return mul(level, s.step); }
 };
-using MxFloat = Mx<false>;
-using MxInt = Mx<true>;
 
 // What a decoder finds in a finite or non-finite group's metadata.
 template <class S>
