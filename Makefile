@@ -1,5 +1,7 @@
 # make demo   evaluate a real model under quantized communication and write a report   (no model hub, no GPU)
 # make test   lint, types and the whole test suite
+# make sanitize      the native CPU code under sanitizers, and builds that break the contract (part of make test)
+# make sanitize-gpu  the CUDA kernels under compute-sanitizer, a record in reports/native (needs a GPU)
 # make lock   refresh constraints.txt from this environment
 PYTHON ?= python3
 VENV ?= .venv
@@ -10,7 +12,7 @@ WINDOWS ?= 8
 export FC_EVAL_CUDA ?= $(if $(wildcard /dev/nvidia0),auto,0)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint lock clean
+.PHONY: demo test lint sanitize sanitize-gpu lock clean
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 11) <= v <= (3, 13) or sys.exit("fc_eval needs Python 3.11 to 3.13, this is %d.%d: make PYTHON=python3.12" % v)'
@@ -36,6 +38,12 @@ lint: $(VENV)/.installed-dev
 
 test: lint
 	$(BIN)/pytest
+
+sanitize: $(VENV)/.installed-dev
+	$(BIN)/pytest -rs --durations=5 tests/test_native_build.py
+
+sanitize-gpu: $(VENV)/.installed
+	PYTHON=$(BIN)/python scripts/sanitize_gpu.sh
 
 lock: $(VENV)/.installed-dev
 	$(BIN)/python -m pip freeze --exclude-editable | sed "s/+cpu//" > constraints.txt.new
