@@ -21,8 +21,8 @@ struct Bf16 {
     return static_cast<Bits>((u & 0x7FFFFFFFu) > 0x7F800000u ? kNan : rounded);
   }
 
-  static FC_FN Key key(Bits h) { return static_cast<Key>(h ^ (static_cast<Key>(h) < 0 ? 0x7FFF : 0)); }
-  static FC_FN Bits unkey(Key k) { return static_cast<Bits>(k ^ (k < 0 ? 0x7FFF : 0)); }
+  static FC_FN Key key(Bits h) { return static_cast<Key>(h ^ ((static_cast<Key>(h) >> 15) & 0x7FFF)); }
+  static FC_FN Bits unkey(Key k) { return static_cast<Bits>(k ^ ((k >> 15) & 0x7FFF)); }
 };
 
 struct Fp16 {
@@ -63,8 +63,8 @@ struct Fp32 {
 
   static FC_FN float widen(Bits h) { return float_of(h); }
   static FC_FN Bits round(float x) { return is_nan(x) ? kNan : bits_of(x); }
-  static FC_FN Key key(Bits h) { return static_cast<Key>(h ^ (static_cast<Key>(h) < 0 ? 0x7FFFFFFF : 0)); }
-  static FC_FN Bits unkey(Key k) { return static_cast<Bits>(k ^ (k < 0 ? 0x7FFFFFFF : 0)); }
+  static FC_FN Key key(Bits h) { return static_cast<Key>(h) ^ ((static_cast<Key>(h) >> 31) & 0x7FFFFFFF); }
+  static FC_FN Bits unkey(Key k) { return static_cast<Bits>(k ^ ((k >> 31) & 0x7FFFFFFF)); }
 };
 
 }  // namespace fc
