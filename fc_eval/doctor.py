@@ -7,7 +7,8 @@ from pathlib import Path
 from fc_eval.compose import compose_one
 from fc_eval.config import RunConfig
 from fc_eval.errors import FcEvalError
-from fc_eval.evaluate.data import data_files, mirror_serves_all
+from fc_eval.evaluate.data import mirror_serves_all
+from fc_eval.evaluate.sources import data_files
 from fc_eval.results.fingerprint import package_versions
 from fc_eval.wire.layout import DTYPE_BYTES
 

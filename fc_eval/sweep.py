@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from fc_eval.config import RunConfig
 from fc_eval.errors import FcEvalError
-from fc_eval.evaluate.data import data_files
+from fc_eval.evaluate.sources import data_files
 from fc_eval.models.config import model_files
 from fc_eval.results.fingerprint import files_digest, fingerprint
 from fc_eval.results.record import RunRecord, read_run

@@ -16,14 +16,14 @@ from fc_eval.evaluate.data import (
     PROTOCOL_DATA,
     TASK_DATA,
     DatasetRef,
-    data_files,
     dataset_folder,
     files_of,
     mirror_serves_all,
     refs,
     split_files,
 )
-from fc_eval.evaluate.loading import from_hub, hub_revision, load_column, read_split, read_table
+from fc_eval.evaluate.loading import from_hub, hub_revision, load_column, loaded_commits, read_split, read_table
+from fc_eval.evaluate.sources import data_files
 from fc_eval.evaluate.spec import PerplexitySpec, TaskSpec
 
 ROOT = Path(__file__).parents[1]
@@ -177,7 +177,7 @@ def test_the_mirror_serves_what_it_has(tmp_path):
     assert not mirror_serves_all([piqa], None)
     assert not mirror_serves_all([piqa, wikitext], tmp_path)
     assert not mirror_serves_all([piqa, other], tmp_path)  # only lm-eval knows what boolq reads
-    assert data_files([piqa, wikitext, other], str(tmp_path)) == [file]
+    assert data_files([piqa, wikitext], str(tmp_path)) == [file]
     with pytest.raises(FcEvalError, match="no split 'train': it has validation"):
         data_files([TaskSpec("piqa", "piqa", num_fewshot=2)], tmp_path)
 
@@ -269,6 +269,16 @@ def test_a_data_set_without_a_folder_is_asked_of_the_hub(monkeypatch, root):
 def test_no_revision_is_claimed_when_files_come_from_several():
     assert hub_revision({}) is None
     assert hub_revision({f"hf://datasets/a/b@{c * 40}/f": {} for c in "ab"}) is None
+
+
+def test_commits_of_what_was_loaded_are_read_by_repository():
+    def split(*urls):
+        return SimpleNamespace(info=SimpleNamespace(download_checksums=dict.fromkeys(urls)))
+
+    one, two, three = (f"hf://datasets/o/{n}@{c * 40}/f" for n, c in (("x", "a"), ("y", "b"), ("y", "c")))
+    assert loaded_commits({"test": split(one), "train": split(one, two)}) == {"o/x": "a" * 40, "o/y": "b" * 40}
+    assert loaded_commits(split(two, three)) == {}
+    assert loaded_commits(split("/local/file")) == loaded_commits(None) == {}
 
 
 @pytest.mark.skipif(not HUB.is_dir(), reason="the data mirror is not here")

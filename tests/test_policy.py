@@ -8,7 +8,7 @@ import yaml
 from fc_eval.collective.comm import BASELINE, parse_comm
 from fc_eval.errors import FcEvalError
 from fc_eval.parallel.policy import Policy, Rule
-from fc_eval.parallel.sites import Site
+from fc_eval.parallel.site import Site
 
 PRESETS = sorted((Path(__file__).parents[1] / "conf" / "policy").glob("*.yaml"))
 INT4, INT6, INT8 = (parse_comm(name) for name in ("int4", "int6", "int8"))

@@ -7,7 +7,8 @@ from torch import nn
 from fc_eval.errors import FcEvalError
 from fc_eval.models.config import Shape
 from fc_eval.models.tiny import tiny_model
-from fc_eval.parallel.sites import Site, check_world_size, find_sites
+from fc_eval.parallel.site import Site, check_world_size
+from fc_eval.parallel.sites import find_sites
 
 DENSE = ["llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3"]
 

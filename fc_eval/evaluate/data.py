@@ -186,29 +186,6 @@ def embedded_files(spec: EvalSpec) -> list[Path]:
     return [EMBEDDED / "everyday.yaml", EMBEDDED / "everyday.jsonl"] if spec.task == EVERYDAY else []
 
 
-def data_files(specs: Iterable[EvalSpec], root: str | Path | None) -> list[Path]:
-    """Every local file whose contents decide a result: mirror, local text, embedded data. For fingerprints.
-
-    Data that come from the Hub, and the data of tasks that only lm-eval knows, have no entry.
-
-    Raises:
-        FcEvalError: a folder in the mirror lacks the config or split, or a text file does not exist.
-    """
-    folder = Path(root) if root is not None else None
-    found: dict[Path, None] = {}
-    for spec in specs:
-        files = embedded_files(spec)
-        if isinstance(spec, PerplexitySpec) and spec.path is not None:
-            files.append(local_text(spec.path))
-        elif not isinstance(spec, PerplexitySpec) and spec.task.endswith((".yaml", ".yml")):
-            files.append(task_file(spec.task))
-        for ref in refs(spec) or ():
-            if folder is not None and dataset_folder(ref.id, folder) is not None:
-                files += files_of(ref, folder)
-        found.update(dict.fromkeys(files))
-    return list(found)
-
-
 def local_text(path: str) -> Path:
     """The text file of the protocol `text`.
 

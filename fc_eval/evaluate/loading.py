@@ -4,7 +4,7 @@ Files of the mirror are read with pyarrow straight into memory: no cache folder,
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -122,11 +122,21 @@ def _hub_split(ref: DatasetRef) -> Any:
     return datasets.load_dataset(ref.id, ref.config, split=ref.split)
 
 
-def hub_revision(checksums: dict[str, Any]) -> str | None:
+def hub_revision(addresses: Iterable[str]) -> str | None:
     """The commit that a loaded data set came from, read from its file addresses (hf://datasets/OWNER/NAME@COMMIT/...).
 
     >>> hub_revision({"hf://datasets/allenai/c4@1588ec454efa1a09f29cd18ddd04fe05fc8653a2/en/x.json.gz": {}})
     '1588ec454efa1a09f29cd18ddd04fe05fc8653a2'
     """
-    found = {match.group(1) for url in checksums if (match := re.search(r"@([0-9a-f]{40})/", url))}
+    found = {match.group(1) for url in addresses if (match := re.search(r"@([0-9a-f]{40})/", url))}
     return found.pop() if len(found) == 1 else None
+
+
+def loaded_commits(dataset: Any) -> dict[str, str]:
+    """{OWNER/NAME: commit} of the repositories that a data set (or its splits) came from, as far as it tells."""
+    addresses: dict[str, list[str]] = {}
+    for split in dataset.values() if isinstance(dataset, dict) else [dataset]:
+        for url in getattr(getattr(split, "info", None), "download_checksums", None) or {}:
+            if match := re.search(r"datasets/([^/]+/[^/@]+)@", url):
+                addresses.setdefault(match.group(1), []).append(url)
+    return {name: commit for name, urls in addresses.items() if (commit := hub_revision(urls)) is not None}

@@ -26,6 +26,7 @@ from lm_eval.tasks import TaskManager
 from fc_eval.errors import FcEvalError, unknown
 from fc_eval.evaluate.continuations import score_continuations
 from fc_eval.evaluate.data import EMBEDDED, EVERYDAY, task_file
+from fc_eval.evaluate.loading import loaded_commits
 from fc_eval.evaluate.progress import Progress, Ticker
 from fc_eval.evaluate.samples import sample_row, summarize
 from fc_eval.evaluate.spec import TaskSpec
@@ -277,6 +278,7 @@ def run_task(
         "task": spec.task,
         "versions": {name: str(results["versions"].get(name)) for name in tasks},
         "datasets": {name: [task.DATASET_PATH, task.DATASET_NAME] for name, task in tasks.items()},
+        "commits": {k: v for task in tasks.values() for k, v in loaded_commits(getattr(task, "dataset", None)).items()},
         "num_fewshot": spec.num_fewshot,
         "documents": {name: counts[name]["effective"] for name in tasks},
         "add_bos_token": add_bos_token,

@@ -16,7 +16,8 @@ from fc_eval.collective.comm import Comm, parse_comm
 from fc_eval.errors import FcEvalError
 from fc_eval.parallel.policy import Policy
 from fc_eval.parallel.row_parallel import RowParallelForward
-from fc_eval.parallel.sites import Site, check_world_size, find_decoder, find_sites
+from fc_eval.parallel.site import Site, check_world_size
+from fc_eval.parallel.sites import find_decoder, find_sites
 from fc_eval.parallel.stats import CommStats, Tally, summarize
 
 

@@ -3,13 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
 
 from fc_eval.collective.comm import Comm
 from fc_eval.errors import FcEvalError
-
-if TYPE_CHECKING:  # a policy is validated where no tensor library may be loaded
-    from fc_eval.parallel.sites import Site
+from fc_eval.parallel.site import Site
 
 
 @dataclass(frozen=True)
@@ -30,7 +27,7 @@ class Policy:
     default: Comm
     rules: tuple[Rule, ...] = ()
 
-    def assign(self, sites: "Sequence[Site]") -> dict[str, Comm]:
+    def assign(self, sites: Sequence[Site]) -> dict[str, Comm]:
         """The comm of each site, by full name and in the order of `sites`.
 
         Raises:

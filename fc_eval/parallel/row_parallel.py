@@ -15,7 +15,7 @@ from torch import nn
 
 from fc_eval.codec.eager import eager
 from fc_eval.errors import FcEvalError
-from fc_eval.parallel.sites import Site
+from fc_eval.parallel.site import Site
 
 
 def partial_sums(x_TK: torch.Tensor, weight_HK: torch.Tensor, world_size: int) -> torch.Tensor:

@@ -1,0 +1,49 @@
+"""Mistakes that show from settings and configuration files alone, found before anything is loaded or computed."""
+
+import importlib.util
+
+from fc_eval.config import RunConfig
+from fc_eval.errors import FcEvalError
+from fc_eval.models.config import Shape
+from fc_eval.models.shape import known_shape
+from fc_eval.parallel.site import Site, check_world_size
+
+EXTENSIONS = {"cpu": "fc_eval._native", "cuda": "fc_eval._native_cuda"}
+
+
+def check_ahead(config: RunConfig) -> None:
+    """Checks a run whose device is settled, without a tensor library.
+
+    Raises:
+        FcEvalError: W does not divide a row-parallel layer, a policy rule has no effect, or the codec that is asked
+            for was not built or works on another device.
+    """
+    shape = known_shape(config.model)
+    policy = config.build_policy()
+    if shape is not None:
+        sites = llama_sites(shape)
+        check_world_size(sites, config.tp)
+        policy.assign(sites)
+    if config.codec in EXTENSIONS:
+        if importlib.util.find_spec(EXTENSIONS[config.codec]) is None:
+            raise FcEvalError(
+                f"codec={config.codec} is not part of this installation: use codec=auto, or see `fc-eval doctor`"
+            )
+        comms = (policy.default, *(rule.comm for rule in policy.rules))
+        if config.codec != config.device and any(comm.is_quantized for comm in comms):
+            raise FcEvalError(
+                f"codec={config.codec} works on {config.codec} tensors, but device={config.device}: use codec=auto"
+            )
+
+
+def llama_sites(shape: Shape) -> tuple[Site, ...]:
+    """The row-parallel layers of a LLaMA-type model of these sizes, as `parallel.sites.find_sites` finds them."""
+    widths = {
+        "self_attn.o_proj": shape.heads * (shape.head_dim or shape.hidden // shape.heads),
+        "mlp.down_proj": shape.intermediate,
+    }
+    return tuple(
+        Site(f"model.layers.{layer}.{part}", part.rpartition(".")[2], layer, width, shape.hidden)
+        for layer in range(shape.layers)
+        for part, width in widths.items()
+    )

@@ -1,0 +1,74 @@
+"""Which commit a branch of a repository on the Hub stands for: asked of the Hub, otherwise read from its caches.
+
+A branch moves, so its name says nothing about contents. Imports no tensor library.
+"""
+
+import os
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+import httpx
+from huggingface_hub import HfApi, constants
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
+TIMEOUT_S = 10.0
+
+Kind = Literal["model", "dataset"]
+
+
+@dataclass(frozen=True)
+class Commit:
+    """`sha` is None where the commit cannot be known; `why` then says so in a few words."""
+
+    sha: str | None
+    why: str = ""
+
+
+@cache  # so that all runs of one sweep see one commit
+def hub_commit(kind: Kind, repo_id: str, revision: str, config: str | None = None) -> Commit:
+    """The commit that would be loaded now.
+
+    Args:
+        kind: of the repository.
+        repo_id: OWNER/NAME.
+        revision: branch, tag or commit.
+        config: of a data set, which has a cache of its own per config.
+    """
+    if COMMIT.fullmatch(revision):
+        return Commit(revision)
+    try:
+        sha = HfApi().repo_info(repo_id, repo_type=kind, revision=revision, timeout=TIMEOUT_S).sha
+        if sha:
+            return Commit(str(sha))
+        why = "the Hub names none"
+    except (HfHubHTTPError, HFValidationError, httpx.HTTPError, OSError) as error:  # OSError: offline mode
+        why = f"the Hub cannot be asked, {type(error).__name__}"
+    cached = (_cached_data(repo_id, config) if kind == "dataset" else None) or _cached_ref(kind, repo_id, revision)
+    return Commit(cached) if cached else Commit(None, f"{why}, and nothing of it is cached")
+
+
+def _cached_ref(kind: Kind, repo_id: str, revision: str) -> str | None:
+    """What the Hub's cache last saw the branch at."""
+    file = Path(constants.HF_HUB_CACHE) / f"{kind}s--{repo_id.replace('/', '--')}" / "refs" / revision
+    try:
+        text = file.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return text if COMMIT.fullmatch(text) else None
+
+
+def _cached_data(dataset_id: str, config: str | None) -> str | None:
+    """The commit of the prepared data that `datasets` loads when it cannot reach the Hub: the most recent ones."""
+    from datasets.naming import camelcase_to_snakecase
+
+    *owner, name = dataset_id.split("/")
+    root = Path(os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME) / "datasets")
+    folder = root / "___".join([*owner, camelcase_to_snakecase(name)])
+    found = [path for path in folder.glob("*/*/*") if COMMIT.fullmatch(path.name) and path.is_dir()]
+    # Where files were chosen by name, the config of the cache is not the one asked for.
+    same = [path for path in found if path.parts[-3] == config] or found
+    return max(same, key=lambda path: path.stat().st_mtime).name if same else None
