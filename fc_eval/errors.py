@@ -12,6 +12,10 @@ class FcEvalError(ValueError):
     """
 
 
+class LostProcessError(RuntimeError):
+    """Another process of this run has ended or does not answer; its own words say why."""
+
+
 class Terminated(KeyboardInterrupt):
     """SIGTERM, which ends a command as Ctrl-C does."""
 

@@ -1,0 +1,99 @@
+"""How the ranks of a group reduce: three ways to the same bits.
+
+torch      wire bytes over `torch.distributed`, gloo or nccl: real bytes on a real transport
+gathered   raw partial sums gathered, then the emulator in every rank: the definition run in the loop
+fused      one CUDA kernel that encodes, sends, sums and decodes
+"""
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from fc_eval.codec.base import Codec
+from fc_eval.collective import distributed
+from fc_eval.collective.all_reduce import all_reduce
+from fc_eval.collective.base import Reduced
+from fc_eval.collective.comm import Comm
+from fc_eval.collective.ranks import Ranks
+from fc_eval.errors import FcEvalError, unknown
+
+FUSED_MODULE = "fc_eval.collective.fused"
+
+
+class Reducer(Protocol):
+    """One way to reduce, bound to a group of ranks."""
+
+    name: str
+
+    def __call__(self, partial_TH: torch.Tensor, comm: Comm, codec: Codec) -> Reduced:
+        """The same values on every rank; `nonfinite_groups` is this rank's share, which adds up over ranks.
+
+        Raises:
+            FcEvalError: a comm that this reducer does not cover.
+            LostProcessError: another rank has ended, or has not come within the group's timeout.
+        """
+        ...
+
+
+class WireReducer:
+    """`torch`: encoded bytes travel, decoded values are summed in rank order."""
+
+    name = "torch"
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+
+    def __call__(self, partial_TH: torch.Tensor, comm: Comm, codec: Codec) -> Reduced:
+        """See `Reducer`."""
+        return distributed.all_reduce(partial_TH, comm, codec, self._ranks)
+
+
+class GatheredReducer:
+    """`gathered`: every rank gets every raw partial sum and emulates the whole all-reduce."""
+
+    name = "gathered"
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+
+    def __call__(self, partial_TH: torch.Tensor, comm: Comm, codec: Codec) -> Reduced:
+        """See `Reducer`; all non-finite groups are rank 0's share."""
+        raw = partial_TH.contiguous().view(-1).view(torch.uint8)
+        size = self._ranks.world_size
+        everyone = self._ranks.exchange([raw] * size, [raw.numel()] * size, "partials")
+        partials_WTH = torch.stack([piece.view(partial_TH.dtype).view_as(partial_TH) for piece in everyone])
+        reduced = all_reduce(partials_WTH, comm, codec)
+        if self._ranks.rank == 0:
+            return reduced
+        return Reduced(reduced.values, reduced.traffic, torch.zeros_like(reduced.nonfinite_groups))
+
+
+def _fused(ranks: Ranks) -> Reducer:
+    if importlib.util.find_spec(FUSED_MODULE) is None:
+        raise FcEvalError(
+            "reducer=fused is not part of this installation: use reducer=torch, which gives the same bits"
+        )
+    make: Callable[[Ranks], Reducer] = importlib.import_module(FUSED_MODULE).make_reducer
+    return make(ranks)
+
+
+REDUCERS: dict[str, Callable[[Ranks], Reducer]] = {
+    "fused": _fused,
+    "torch": WireReducer,
+    "gathered": GatheredReducer,
+}
+DEFAULT = "torch"
+
+
+def get_reducer(name: str, ranks: Ranks) -> Reducer:
+    """The reducer of that name for a group; 'auto' is `torch`.
+
+    Raises:
+        FcEvalError: an unknown name, or one that does not exist in this installation.
+    """
+    if name not in ("auto", *REDUCERS):
+        raise unknown("reducer", name, ["auto", *REDUCERS])
+    return REDUCERS[DEFAULT if name == "auto" else name](ranks)
