@@ -12,10 +12,11 @@ from test_cli import run_cli
 from fc_eval.bench import codec as codec_bench
 from fc_eval.bench import emulation
 from fc_eval.bench.bytes import awkward_values, check_small, same_bytes
-from fc_eval.bench.operations import POISON, Problem, result_of
+from fc_eval.bench.operations import POISON, Problem, result_of, writes_into_buffers
 from fc_eval.bench.options import describe_options, read_options
 from fc_eval.bench.table import merge_csv, text_table
 from fc_eval.bench.timing import MOST_SETS, Timed, median_times_us, sets_of_buffers
+from fc_eval.codec.native import CudaCodec
 from fc_eval.codec.native_extension import native_status
 from fc_eval.codec.reference import ReferenceCodec
 from fc_eval.errors import FcEvalError
@@ -90,6 +91,14 @@ def test_outputs_are_poisoned_and_have_the_size_of_the_result():
         out = this.poisoned_output(CPU)
         assert (out.shape, out.dtype) == (result.shape, result.dtype)
         assert (out.view(torch.uint8) == POISON).all()
+
+
+def test_a_two_step_that_is_no_single_call_is_timed_as_it_runs():
+    codec = CudaCodec.__new__(CudaCodec)  # what it covers needs neither a build nor a device
+    for name, in_one_call in (("int4-g32", True), ("int4-g96", False), ("int2-g32-sr", False)):
+        assert writes_into_buffers(codec, problem("two_step", 4, name), torch.device("cuda")) is in_one_call
+        assert writes_into_buffers(codec, problem("encode", None, name), torch.device("cuda"))
+    assert not writes_into_buffers(ReferenceCodec(), problem(), CPU)
 
 
 def test_awkward_values_are_awkward():

@@ -30,7 +30,10 @@ from fc_eval.wire.layout import layout  # noqa: E402
 
 NAMES = [f"int{bits}" for bits in range(2, 9)] + ["int4-sym", "int7-sym", "int4-se", "int8-se"]
 NAMES += [name for name, fmt in FORMATS.items() if fmt.kind != "int"]
-GROUPS = (32, 128, 8, 1024, 16, 256, 64, 512)
+NAMES += ["int2-sr", "int5-se-sr", "fp4_e2m1-sr", "mxfp4-e5m0"]
+# Those of the fast kernels, each with one of the general kernels in between.
+GROUPS = (32, 96, 128, "token", 8, 9, 1024, 4096, 16, 256, 64, 512)
+TILED = (8, 16, 32, 64, 128, 256, 512, 1024)
 # Single elements and ends of rows on their own, rows that can and that cannot be read 16 bytes at a time, many tiles.
 SHAPES = ((1, 1), (3, 20), (2, 136), (5, 300), (2, 1024), (9, 4096))
 WIDTHS = {"bf16": np.uint16, "fp16": np.uint16, "fp32": np.uint32}
@@ -162,7 +165,7 @@ def values(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> np.n
     return np.where(rng.random(shape) < 0.01, bits, ordinary)
 
 
-def results(side: Side, name: str, group: int, dtype: str, shape: tuple[int, int], seed: int) -> Iterator[np.ndarray]:
+def results(side: Side, name: str, group: Any, dtype: str, shape: tuple[int, int], seed: int) -> Iterator[np.ndarray]:
     """Bytes of encode, decode, round trip and all-reduces, and the counts of non-finite groups."""
     module, fmt = side.module, parse_format(name).with_group(group)
     ints, size = format_ints(fmt, module), WIDTHS[dtype]().itemsize
@@ -177,12 +180,9 @@ def results(side: Side, name: str, group: int, dtype: str, shape: tuple[int, int
     for call, source in ((module.decode, (wire, ints, module.DTYPES[dtype])), (module.round_trip, (x, ints))):
         out = side.output("fp32", shape, 4 * elements)
         yield from counted(side, call, (*source, out), 1, out)
-    for algorithm, formats in (
-        ("two_step", (ints, ints)),
-        ("two_step", (ints, other)),
-        ("one_step", (ints, ())),
-        ("fp32_ordered", ((), ())),
-    ):
+    in_one_pass = group in TILED and not fmt.spikes and fmt.scale_bits in (0, 8)
+    reduces = [("two_step", (ints, ints)), ("two_step", (ints, other)), ("one_step", (ints, ()))] if in_one_pass else []
+    for algorithm, formats in (*reduces, ("fp32_ordered", ((), ()))):
         out = side.output(dtype, shape, size * elements)
         arguments = (partials, module.ALGORITHMS[algorithm], *formats, out)
         yield from counted(side, module.all_reduce, arguments, 2, out)

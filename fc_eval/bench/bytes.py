@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import torch
 
-from fc_eval.bench.operations import Problem, call_into, result_of
+from fc_eval.bench.operations import Problem, call_into, result_of, writes_into_buffers
 from fc_eval.codec.base import Codec
-from fc_eval.codec.native import NativeCodec
 from fc_eval.errors import FcEvalError
 
 # Whole groups and blocks, then rows that end in a short group and a message that ends in a padded block.
@@ -60,7 +59,7 @@ def check_small(
         expected = result_of(oracle, small, source)
         for codec in codecs:
             there = source.to(device)
-            if isinstance(codec, NativeCodec):
+            if writes_into_buffers(codec, small, device):
                 found = small.poisoned_output(device)
                 call_into(codec, small, there, found)()
                 same_bytes(result_of(codec, small, there), expected, codec, small, where)

@@ -32,11 +32,10 @@ import torch
 
 from fc_eval.bench.bytes import check_small, same_bytes
 from fc_eval.bench.machine import device_name, device_of, provenance, use_threads
-from fc_eval.bench.operations import Problem, call_into, result_of
+from fc_eval.bench.operations import Problem, call_into, result_of, writes_into_buffers
 from fc_eval.bench.table import Row, merge_csv, text_table
 from fc_eval.bench.timing import Timed, median_times_us, sets_of_buffers
 from fc_eval.codec.base import DTYPES, Codec
-from fc_eval.codec.native import NativeCodec
 from fc_eval.codec.reference import ReferenceCodec
 from fc_eval.codec.select import LOADERS, codecs_available, get_codec
 from fc_eval.errors import FcEvalError, unknown
@@ -169,13 +168,13 @@ def _measure(problem: Problem, codecs: Sequence[Codec], oracle: Codec, device: t
     outs = {
         codec.name: [problem.poisoned_output(device) for _ in sources]
         for codec in codecs
-        if isinstance(codec, NativeCodec)
+        if writes_into_buffers(codec, problem, device)
     }
     copied = [draw() for _ in range(sets_of_buffers(2 * values_bytes, device))]
     copies = [torch.empty_like(values) for values in copied]
     timed = [Timed([partial(_copy, to, values) for to, values in zip(copies, copied, strict=True)])]
     for codec in codecs:
-        if isinstance(codec, NativeCodec):
+        if writes_into_buffers(codec, problem, device):
             pairs = zip(sources, outs[codec.name], strict=True)
             timed.append(Timed([call_into(codec, problem, source, out) for source, out in pairs]))
         else:

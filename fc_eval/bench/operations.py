@@ -8,6 +8,7 @@ The reference allocates its own temporaries and results, as it always does; nati
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import torch
 
@@ -48,6 +49,11 @@ class Problem:
         return (self.tokens, self.hidden) if self.ranks is None else (self.ranks, self.tokens, self.hidden)
 
     @property
+    def comm(self) -> Comm:
+        """The all-reduce of a two-step."""
+        return Comm("two_step", self.fmt, self.fmt)
+
+    @property
     def wire_bytes(self) -> int:
         """Bytes of the message."""
         return layout(self.fmt, self.tokens, self.hidden, DTYPE_NAMES[self.dtype]).total_bytes
@@ -76,7 +82,14 @@ def result_of(codec: Codec, problem: Problem, source: torch.Tensor) -> torch.Ten
             return codec.decode(source, problem.fmt, (problem.tokens, problem.hidden), problem.dtype).values
         case "qdq":
             return codec.round_trip(source, problem.fmt).values
-    return all_reduce(source, Comm("two_step", problem.fmt, problem.fmt), codec).values
+    return all_reduce(source, problem.comm, codec).values
+
+
+def writes_into_buffers(codec: Codec, problem: Problem, device: torch.device) -> TypeGuard[NativeCodec]:
+    """Whether `call_into` covers this: native codecs, and a two-step where it is a single call of the extension."""
+    if not isinstance(codec, NativeCodec):
+        return False
+    return problem.op != "two_step" or codec.why_not_fused(problem.comm, problem.dtype, device) is None
 
 
 def call_into(codec: NativeCodec, problem: Problem, source: torch.Tensor, out: torch.Tensor) -> Callable[[], None]:
