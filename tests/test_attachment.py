@@ -61,6 +61,7 @@ def test_nothing_is_left_behind_after_an_exception(tiny):
         ("int4", "2", "tp='2' is not possible"),
         ("int4", True, "tp=True is not possible"),
         (None, 2, "unknown comm 'None'"),
+        ("hierarchical@2:int4", 3, "node_size=2 does not divide the world size 3"),
         (Policy(BASELINE, (Rule("*.nothing", BASELINE),)), 2, "matches no row-parallel layer"),
     ],
 )

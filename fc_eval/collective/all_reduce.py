@@ -20,6 +20,8 @@ from fc_eval.collective.two_step import two_step
 from fc_eval.collective.unquantized import fp32_ordered, plain
 from fc_eval.errors import FcEvalError
 
+# (partial sums [W, T, H] with W >= 2 and T possibly 0, comm, codec) to the values [T, H] in their dtype and, for each
+# stage that quantizes, its non-finite groups as int64 []; everything on the device of the partial sums.
 Algorithm = Callable[[torch.Tensor, Comm, Codec], tuple[torch.Tensor, list[torch.Tensor]]]
 
 # Every one gives a row the same result whatever rows are beside it, except the ring.
@@ -46,6 +48,9 @@ def all_reduce(partials_WTH: torch.Tensor, comm: Comm, codec: Codec) -> Reduced:
         partials_WTH: [W, T, H] in bf16, fp16 or fp32, rank r's partial sum at index r; any strides, any device.
         comm: algorithm and formats. At W = 1 all of them are the identity.
         codec: covers `comm.formats` for this dtype and device.
+
+    Returns:
+        Values [T, H] in the dtype of the partial sums (at W = 1 a view of the only one), traffic and non-finite groups.
 
     Raises:
         FcEvalError: wrong dimensions or dtype, a node size that does not divide W, a format the codec does not cover.
@@ -84,6 +89,7 @@ def _no_groups(like: torch.Tensor, stages: int) -> torch.Tensor:
 
 
 def _by_portions(partials_WTH: torch.Tensor, comm: Comm, codec: Codec) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """An `Algorithm` of `BY_ROWS` applied to as many rows at a time as the cache holds."""
     algorithm = BY_ROWS[comm.algorithm]
     _, tokens, hidden = partials_WTH.shape
     rows = max(1, PORTION_ELEMENTS_PER_THREAD * torch.get_num_threads() // hidden)

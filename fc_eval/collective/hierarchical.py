@@ -15,7 +15,10 @@ from fc_eval.collective.ordered_sum import sum_decoded
 
 
 def hierarchical(partials_WTH: torch.Tensor, comm: Comm, codec: Codec) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Values [T, H] in the input dtype, and the non-finite groups of each stage that exists."""
+    """Partial sums [W, T, H] to values [T, H] in their dtype, and the non-finite groups of each stage, int64 [].
+
+    `comm.node_size` divides W; the caller has made sure. Stages that do not exist are not in the list.
+    """
     assert comm.reduce is not None
     assert comm.gather is not None
     assert comm.node_size is not None

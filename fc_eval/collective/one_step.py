@@ -12,7 +12,7 @@ from fc_eval.collective.ordered_sum import sum_decoded
 
 
 def one_step(partials_WTH: torch.Tensor, comm: Comm, codec: Codec) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Values [T, H] in the input dtype, and the non-finite groups of the only stage."""
+    """Partial sums [W, T, H] to values [T, H] in their dtype, and the non-finite groups of the one stage, int64 []."""
     assert comm.reduce is not None
     reduced = sum_decoded(partials_WTH, comm.reduce, codec)
     return round_to_dtype(reduced.values, partials_WTH.dtype), [reduced.nonfinite_groups]

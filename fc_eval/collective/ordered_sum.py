@@ -11,8 +11,13 @@ from fc_eval.wire.format import WireFormat
 def sum_decoded(contributions_TH: Iterable[torch.Tensor], fmt: WireFormat, codec: Codec) -> RoundTrip:
     """Encodes and decodes every contribution [T, H], the receiver's own included, and adds in the order given.
 
+    Args:
+        contributions_TH: at least one, all [T, H] in the same dtype (bf16, fp16 or fp32).
+        fmt: the format in which each travels.
+        codec: covers it.
+
     Returns:
-        The fp32 sum, not rounded to the input dtype yet, and the non-finite groups of all contributions.
+        The sum [T, H] in fp32, not rounded to the input dtype yet, and the non-finite groups of all contributions.
     """
     total: RoundTrip | None = None
     for contribution in contributions_TH:

@@ -17,7 +17,13 @@ from fc_eval.wire.layout import layout
 
 
 def ring(partials_WTH: torch.Tensor, comm: Comm, codec: Codec) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Values [T, H] in the input dtype, and the non-finite groups of the reduce (all hops) and gather stages."""
+    """Partial sums [W, T, H] to values [T, H] in their dtype, and the non-finite groups of both stages, int64 [].
+
+    Those of the reduce stage are the ones of all hops.
+
+    Raises:
+        FcEvalError: a format rotates its rows.
+    """
     assert comm.reduce is not None
     assert comm.gather is not None
     if comm.reduce.hadamard or comm.gather.hadamard:

@@ -14,7 +14,7 @@ from fc_eval.collective.ordered_sum import sum_decoded
 
 
 def two_step(partials_WTH: torch.Tensor, comm: Comm, codec: Codec) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Values [T, H] in the input dtype, and the non-finite groups of the reduce and of the gather stage."""
+    """Partial sums [W, T, H] to values [T, H] in their dtype, and the non-finite groups of both stages, int64 []."""
     assert comm.reduce is not None
     assert comm.gather is not None
     reduced = sum_decoded(partials_WTH, comm.reduce, codec)

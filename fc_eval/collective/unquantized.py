@@ -8,7 +8,10 @@ from fc_eval.collective.comm import Comm
 
 
 def fp32_ordered(partials_WTH: torch.Tensor, comm: Comm, codec: Codec) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """+0, then every partial sum in fp32 in rank order, rounded once: the baseline of every difference."""
+    """Partial sums [W, T, H] to values [T, H] in their dtype: the baseline of every difference; no stage quantizes.
+
+    +0, then every partial sum in fp32 in rank order, rounded once.
+    """
     total = partials_WTH[0].float() + 0.0
     for partial in partials_WTH[1:]:
         total.add_(partial)
@@ -16,7 +19,7 @@ def fp32_ordered(partials_WTH: torch.Tensor, comm: Comm, codec: Codec) -> tuple[
 
 
 def plain(partials_WTH: torch.Tensor, comm: Comm, codec: Codec) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Rank 0, then additions in the input dtype in rank order, each rounded.
+    """Partial sums [W, T, H] to values [T, H] in their dtype, each addition rounded, in rank order from rank 0.
 
     `torch.distributed.all_reduce` adds in an order of its own; equality with it is claimed at W = 2 only.
     """

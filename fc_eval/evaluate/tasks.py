@@ -70,11 +70,7 @@ class ScoringLM(HFLM):  # type: ignore[misc]  # lm-eval has no types
         self, string: str, add_special_tokens: bool | None = None, left_truncate_len: int | None = None, **_: Any
     ) -> list[int]:
         """Token ids with one BOS in front, or none; the tokenizer's own default has no say."""
-        add_bos = self.add_bos_token if add_special_tokens is None else add_special_tokens
-        ids = encode(self.tokenizer, string, False)
-        bos = bos_id(self.tokenizer, add_bos)
-        if bos is not None and ids[:1] != [bos]:  # a chat template may have written it already
-            ids = [bos, *ids]
+        ids = encode(self.tokenizer, string, self.add_bos_token if add_special_tokens is None else add_special_tokens)
         return ids[-left_truncate_len:] if left_truncate_len else ids
 
     def tok_batch_encode(

@@ -13,6 +13,7 @@ from fc_eval.codec.eager import eager
 from fc_eval.codec.select import get_codec
 from fc_eval.collective.all_reduce import all_reduce
 from fc_eval.collective.comm import Comm, parse_comm
+from fc_eval.collective.traffic import traffic_of
 from fc_eval.errors import FcEvalError
 from fc_eval.parallel.policy import Policy
 from fc_eval.parallel.row_parallel import RowParallelForward
@@ -65,7 +66,7 @@ class Attachment:
 
     @contextmanager
     def using(self, comm: str | Comm | Policy, codec: str | None = None) -> Iterator[None]:
-        """Another comm for the length of a block; what happens in it is not counted.
+        """Another comm for the length of a block; its calls are counted apart and forgotten when it ends.
 
         Raises:
             FcEvalError: as `set_comm`.
@@ -82,7 +83,7 @@ class Attachment:
         self._arm = Arm(self._arm.comms, self._arm.codec)
 
     def stats(self) -> CommStats:
-        """What happened since the last reset; waits for the device once per site."""
+        """What happened since the last reset (`using` blocks left out); waits for the device once per site."""
         arm, comms = self._arm, set(self._arm.comms.values())
         used = [
             chosen
@@ -93,7 +94,7 @@ class Attachment:
         return summarize(arm.tallies, self.world_size, arm.forwards, names, notes)
 
     def check_calls(self) -> None:
-        """Makes sure that every site was reduced exactly once per forward pass (never at W = 1).
+        """Makes sure that every site was reduced exactly once per forward pass of the text decoder (never at W = 1).
 
         Raises:
             FcEvalError: no forward pass was seen, or a site was skipped or called more often.
@@ -114,6 +115,8 @@ class Attachment:
     def _make_arm(self, comm: str | Comm | Policy, codec: str) -> Arm:
         policy = comm if isinstance(comm, Policy) else Policy(parse_comm(comm))
         arm = Arm(policy.assign(self.sites), codec)
+        for site in self.sites if self.world_size > 1 else ():
+            traffic_of(arm.comms[site.name], self.world_size, 0, site.out_features, "bf16")  # W fits the comm's nodes
         for name, module in self._targets.items():
             if not module.weight.is_meta:  # where an offloaded layer runs is known when it is called
                 self._codec(codec, arm.comms[name], module.weight.dtype, module.weight.device)

@@ -19,7 +19,16 @@ from fc_eval.parallel.site import Site
 
 
 def partial_sums(x_TK: torch.Tensor, weight_HK: torch.Tensor, world_size: int) -> torch.Tensor:
-    """The partial sums [W, T, H] of all ranks, each a matrix product of one slice, in the dtype of the input."""
+    """The partial sums of all ranks, each a matrix product of one slice.
+
+    Args:
+        x_TK: input [T, K] in bf16, fp16 or fp32; T may be 0.
+        weight_HK: weight [H, K] in the same dtype, on the same device.
+        world_size: W, a divisor of K.
+
+    Returns:
+        [W, T, H] in the same dtype: rank r's partial sum, rounded as a real rank's, at index r.
+    """
     width = x_TK.shape[1] // world_size
     partials_WTH = x_TK.new_empty((world_size, x_TK.shape[0], weight_HK.shape[0]))
     for rank in range(world_size):
