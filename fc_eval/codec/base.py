@@ -1,6 +1,6 @@
 """What every codec can do: values to wire bytes and back. A codec knows formats, not ranks and not layers."""
 
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -67,7 +67,6 @@ class StageFormats(Protocol):
         ...
 
 
-@runtime_checkable
 class FusedCodec(Codec, Protocol):
     """A codec that also does the whole emulated all-reduce in one pass; the same bits, only faster."""
 

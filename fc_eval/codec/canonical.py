@@ -20,13 +20,15 @@ def fill_nan_(values: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
 def round_to_dtype(sums: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """fp32 `sums` rounded once (to nearest even) to `dtype`, every NaN canonical; `sums` itself where it is fp32."""
     rounded = sums.to(dtype)
-    # A NaN anywhere makes the sum NaN, and one pass over fp32 is cheaper than looking at every result. On other
-    # devices the look would be a synchronization with the host, so there every NaN is rewritten unasked.
-    if sums.device.type == "cpu" and not sums.sum().isnan():
-        return rounded
-    return fill_nan_(rounded, rounded.isnan())
+    return rounded if _has_surely_no_nan(sums) else fill_nan_(rounded, rounded.isnan())
 
 
 def canonical_nan_(values: torch.Tensor) -> torch.Tensor:
     """Makes every NaN of bf16, fp16 or fp32 `values` canonical, in place."""
-    return fill_nan_(values, values.isnan())
+    return values if _has_surely_no_nan(values) else fill_nan_(values, values.isnan())
+
+
+def _has_surely_no_nan(values: torch.Tensor) -> bool:
+    # A NaN anywhere makes the sum NaN, and a sum is many times cheaper than a look at every value. On other devices
+    # the answer would be a synchronization with the host, so there every NaN is rewritten unasked.
+    return values.device.type == "cpu" and not values.sum().isnan()
