@@ -145,6 +145,7 @@ MISTAKES = {
     "dtype": (["codec", "dtype=fp64"], "unknown dtype 'fp64'"),
     "codec": (["codec", "codecs=cpuu"], "unknown codec 'cpuu': did you mean 'cpu'"),
     "format": (["codec", "formats=itn4"], "unknown format 'itn4': did you mean 'int4'"),
+    "last format": (["codec", "formats=int4-g32,mxfp8"], "unknown format 'mxfp8'"),
     "no shape": (["emulation", "shape=llama3"], "unknown model 'llama3': did you mean 'llama3_"),
     "one emulated rank": (["emulation", "tp=1"], "one rank reduces nothing"),
     "threads": (["codec", "threads=0"], "threads=0 is not possible"),

@@ -78,6 +78,8 @@ class CodecBenchOptions:
             raise FcEvalError("mib and elements both say how large the tensor is: keep one of the two")
         if self.tokens < 1 or (self.elements or 0) % HIDDEN:
             raise FcEvalError(f"a tensor of this size cannot be timed: expected at least one row of {HIDDEN} elements")
+        for name in self.formats:
+            parse_format(name)  # a mistake in the last one is not found after minutes of the first
         if any(ranks < 2 for ranks in self.ranks):
             raise FcEvalError(f"ranks={self.ranks} is not possible: a two-step all-reduce needs 2 ranks or more")
 
