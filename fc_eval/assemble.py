@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from fc_eval.config import RunConfig
+from fc_eval.evaluate.processes import Processes
 from fc_eval.evaluate.run import EvalResult
 from fc_eval.evaluate.spec import EvalSpec
 from fc_eval.models.load import LoadedModel
@@ -98,6 +99,7 @@ def result_of(
     loaded: LoadedModel,
     hidden: int,
     check: SelfCheck,
+    processes: Processes,
     setup_s: float,
 ) -> dict[str, Any]:
     """`result.json` of a finished run; `hidden` is the width of what is reduced.
@@ -158,6 +160,7 @@ def result_of(
             "device": device.type,
             "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor(),
             "threads": torch.get_num_threads(),
+            "processes": processes.count,
         },
         "protocol": {name: summary["protocol"] for name, summary in summaries.items()},
         "published": dict(config.model.published) if config.model.published else None,

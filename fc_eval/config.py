@@ -90,7 +90,8 @@ class RunConfig:
         device: `cpu`, `cuda`, or `auto` (a GPU where there is one).
         data_root: folder that mirrors dataset ids, None for the Hub.
         seed: seed of everything that draws.
-        threads: CPU threads, None for the library's default.
+        threads: CPU threads of each process, None for the library's default.
+        processes: processes that share the windows and requests, each with the whole model; 'auto' for one per GPU.
     """
 
     model: ModelConfig
@@ -105,6 +106,7 @@ class RunConfig:
     data_root: str | None = None
     seed: int = 0
     threads: int | None = None
+    processes: int | str = "auto"
 
     def __post_init__(self) -> None:
         check_scalars("", self)
@@ -114,6 +116,13 @@ class RunConfig:
             raise FcEvalError(f"threads={self.threads} is not possible: expected at least 1, or null for the default")
         if self.tp < 1:
             raise FcEvalError(f"tp={self.tp} is not possible: expected a whole number of ranks, at least 1")
+        if self.processes != "auto" and (isinstance(self.processes, str) or self.processes < 1):
+            raise FcEvalError(f"processes={self.processes} is not possible: expected at least 1, or auto")
+        if self.model.device_map and self.processes not in ("auto", 1):
+            raise FcEvalError(
+                f"processes={self.processes} and model.device_map={self.model.device_map} do not go together: a model "
+                "that is spread over the GPUs leaves none for other processes; set one of them"
+            )
         for kind, value, known in (("exec", self.exec, EXECS), ("codec", self.codec, CODECS)):
             if value not in known:
                 raise unknown(kind, str(value), known)
@@ -215,6 +224,7 @@ class RunConfig:
         for spec in tree["eval"]["specs"]:
             spec.pop("path", None)
         tree.pop("policy_name")
+        tree.pop("processes")  # each batch is computed as it is by one process alone
         return tree
 
 
@@ -244,7 +254,7 @@ class Job:
 
 _JOB_KEYS = tuple(field.name for field in fields(Job))
 _EVAL_KEYS = tuple(field.name for field in fields(EvalConfig) if field.name != "specs")
-_SCALARS = ("tp", "exec", "codec", "device", "seed", "threads")
+_SCALARS = ("tp", "exec", "codec", "device", "seed", "threads", "processes")
 _KEYS = ("model", "comm", "policy", "eval", "data", *_SCALARS)
 
 

@@ -22,8 +22,9 @@ from fc_eval.codec.select import LOADERS
 from fc_eval.collective.comm import parse_comm
 from fc_eval.errors import FcEvalError, unknown
 from fc_eval.evaluate.progress import Progress
+from fc_eval.evaluate.scoring_lm import ScoringLM
 from fc_eval.evaluate.task_data import mirrored_download
-from fc_eval.evaluate.tasks import ScoringLM, replaced
+from fc_eval.evaluate.tasks import replaced
 from fc_eval.models.reasons import reason
 from fc_eval.parallel.emulate import communicate
 

@@ -2,15 +2,16 @@
 
     config.yaml -> load model -> find row-parallel sites -> attach communication -> evaluate -> result.json
 
-Started by `fc_eval.sweep` as `python -m fc_eval.run RUN_FOLDER`.
+Started by `fc_eval.sweep` as `python -m fc_eval.run RUN_FOLDER`. With `processes` above 1 it starts itself so many
+times (`fc_eval.launch`): each has the whole model and computes its share, process 0 writes and speaks.
 """
 
-import ctypes
 import os
 import random
-import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +19,18 @@ from fc_eval.collective.comm import BASELINE
 from fc_eval.config import RunConfig
 from fc_eval.errors import FcEvalError
 from fc_eval.evaluate.data import mirror_serves_all
+from fc_eval.evaluate.processes import LostProcessError, Processes, joined
+from fc_eval.launch import LOST_EXIT, USER_ERROR_EXIT, die_with_parent, is_launched, launch, report_error
 from fc_eval.results.kept import kept_eval
 from fc_eval.results.store import RunFolder
-from fc_eval.sweep import USER_ERROR_EXIT
 
 
-def carry_out(folder: RunFolder, config: RunConfig, baseline_fingerprint: str | None) -> None:
+def carry_out(folder: RunFolder, config: RunConfig, baseline_fingerprint: str | None, processes: Processes) -> None:
     """Loads, attaches, evaluates and records. Evaluations that the folder already holds are not repeated.
 
     Raises:
         FcEvalError: something that the user can mend.
     """
-    root = Path(config.data_root) if config.data_root else None
-    if mirror_serves_all(config.eval.specs, root):
-        os.environ["HF_HUB_OFFLINE"] = "1"  # must be set before the libraries are imported
-
     import torch
 
     from fc_eval.assemble import eval_summary, result_of
@@ -42,19 +40,26 @@ def carry_out(folder: RunFolder, config: RunConfig, baseline_fingerprint: str | 
     from fc_eval.parallel.self_check import self_check
 
     started = time.time()
+    root = Path(config.data_root) if config.data_root else None
     _seed(config.seed)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    loaded = load_model(config.model, config.device)
+    loaded = load_model(config.model, processes.device)
     print(f"{config.model.name}: {loaded.summary}", flush=True)
     check = self_check(loaded.model, config.tp, config.codec)
     print(f"self-check: {check.text}", flush=True)
+    if any(other != check for other in processes.gather(check)):
+        raise FcEvalError(
+            f"the {processes.count} processes do not compute the same numbers, as on GPUs of different kinds: "
+            "choose equal ones with CUDA_VISIBLE_DEVICES, or set processes=1"
+        )
 
     setup_s = time.time() - started
     summaries: dict[str, dict[str, Any]] = {}
     with communicate(loaded.model, config.build_policy(), config.tp, config.codec) as attachment:
         for spec in config.eval.specs:
-            summaries[spec.name] = _kept(folder, spec.name)
+            # Process 0 alone looks, and tells the others, so that all of them go on with the same evaluation.
+            summaries[spec.name] = processes.gather({} if processes.index else _kept(folder, spec.name))[0]
             if summaries[spec.name]:
                 continue
             began = time.time()
@@ -69,10 +74,15 @@ def carry_out(folder: RunFolder, config: RunConfig, baseline_fingerprint: str | 
                 window_batch=config.eval.window_batch,
                 as_baseline=(lambda: attachment.using(BASELINE)) if config.eval.divergence else None,
                 progress=ProgressLines(spec.name, "windows" if spec.kind == "perplexity" else "requests"),
+                processes=processes,
             )
+            attachment.set_counts(processes.gather(attachment.counts()))
             attachment.check_calls()
             summaries[spec.name] = eval_summary(spec, result, attachment.stats(), time.time() - began)
-            folder.save_eval(spec.name, summaries[spec.name], result.arrays, result.rows)
+            if processes.index == 0:
+                folder.save_eval(spec.name, summaries[spec.name], result.arrays, result.rows)
+        if processes.index:
+            return
         folder.write_result(
             result_of(
                 config=config,
@@ -82,6 +92,7 @@ def carry_out(folder: RunFolder, config: RunConfig, baseline_fingerprint: str | 
                 loaded=loaded,
                 hidden=attachment.sites[0].out_features,
                 check=check,
+                processes=processes,
                 setup_s=setup_s,
             )
         )
@@ -128,27 +139,37 @@ def _seed(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def _die_with_parent() -> None:
-    """Ends this process when its supervisor dies, so that nobody writes to a folder that another run takes up."""
-    parent = os.environ.get("FC_EVAL_PARENT")
-    if parent is None or not sys.platform.startswith("linux"):
-        return
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    if os.getppid() != int(parent):  # it died before the call above
-        os._exit(1)
+@contextmanager
+def _one_of(config: RunConfig) -> Iterator[Processes]:
+    """Joins the processes of the run; all but the first are silent, except for tracebacks."""
+    if mirror_serves_all(config.eval.specs, Path(config.data_root) if config.data_root else None):
+        os.environ["HF_HUB_OFFLINE"] = "1"  # must be set before the libraries are imported
+    assert isinstance(config.processes, int)  # `fc_eval.machine.settled` has made sure
+    with (
+        joined(config.processes, config.device) as processes,
+        open(os.devnull, "w") as nowhere,
+        redirect_stdout(nowhere if processes.index else sys.stdout),
+    ):
+        yield processes
 
 
 def main(path: str) -> int:
     """Carries out the run of one folder; a user's mistake is one line and its own exit status."""
-    _die_with_parent()
+    die_with_parent()
     try:
         tree = RunFolder(Path(path), "").read_config()
         folder = RunFolder(Path(path), tree["fingerprint"])
-        carry_out(folder, RunConfig.from_dict(tree["config"]), tree["baseline_fingerprint"])
+        config = RunConfig.from_dict(tree["config"])
+        if config.processes != 1 and not is_launched():
+            return launch(int(config.processes), "fc_eval.run", path)
+        with _one_of(config) as processes:
+            carry_out(folder, config, tree["baseline_fingerprint"], processes)
     except FcEvalError as error:
-        print(f"error: {error}", flush=True)
+        report_error(error)
         return USER_ERROR_EXIT
+    except LostProcessError as error:
+        print(error, file=sys.stderr, flush=True)
+        return LOST_EXIT
     return 0
 
 

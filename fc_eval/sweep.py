@@ -13,14 +13,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from fc_eval.config import RunConfig
 from fc_eval.errors import FcEvalError
 from fc_eval.evaluate.sources import data_files
+from fc_eval.launch import USER_ERROR_EXIT
+from fc_eval.machine import settled
 from fc_eval.models.config import model_files
 from fc_eval.results.fingerprint import files_digest, fingerprint
 from fc_eval.results.record import RunRecord, read_run
@@ -28,8 +29,8 @@ from fc_eval.results.state import is_run
 from fc_eval.results.store import HEARTBEAT_S, RunFolder, RunStore
 
 TAIL_LINES = 20
-# What a child exits with after it has said in one line what the user should mend (see fc_eval.run).
-USER_ERROR_EXIT = 2
+# A child with several processes stops them before it ends; one that takes longer is killed.
+STOP_S = 10.0
 
 State = Literal["done", "skipped", "failed", "planned"]
 
@@ -57,25 +58,13 @@ class Plan:
     model_files: tuple[str, ...]
 
 
-@cache
-def gpu_present() -> bool:
-    """Whether torch sees a CUDA device, asked in a process of its own so that this one stays free of torch."""
-    if not any(Path("/dev").glob("nvidia[0-9]*")):
-        return False
-    probe = "import sys, torch; sys.exit(0 if torch.cuda.is_available() else 1)"
-    return subprocess.run([sys.executable, "-c", probe], check=False).returncode == 0
-
-
 def plan(config: RunConfig) -> Plan:
-    """Settles the device and computes the fingerprint.
+    """Settles the device and the processes, and computes the fingerprint.
 
     Raises:
         FcEvalError: a file that is missing, or a GPU asked for where there is none.
     """
-    if config.device == "cuda" and not gpu_present():
-        raise FcEvalError("device=cuda but torch sees no CUDA device: use device=cpu, or see `fc-eval doctor`")
-    if config.device == "auto":
-        config = replace(config, device="cuda" if gpu_present() else "cpu")
+    config = settled(config)
     if config.is_baseline:
         config = config.baseline()  # however it was asked for, it is the same run
     root = Path(config.data_root) if config.data_root else None
@@ -169,7 +158,7 @@ def _estimate(item: Plan, store: RunStore) -> float | None:
 
 def _what_takes_time(config: Mapping[str, Any]) -> tuple[Any, ...]:
     specs = [{key: value for key, value in spec.items() if key != "path"} for spec in config["eval"]["specs"]]
-    return config["model"]["name"], config["device"], config["tp"], specs
+    return config["model"]["name"], config["device"], config["tp"], config.get("processes", 1), specs
 
 
 def child_command(folder: RunFolder) -> list[str]:
@@ -209,8 +198,7 @@ def _run_child(item: Plan, baseline: str | None, folder: RunFolder) -> Outcome:
                 tail.append(line.decode(errors="replace").rstrip())
             code = process.wait()
         except BaseException:
-            process.kill()
-            process.wait()
+            _stop(process)
             folder.set_status("failed", error="stopped by the user")
             raise
         finally:
@@ -228,6 +216,15 @@ def _run_child(item: Plan, baseline: str | None, folder: RunFolder) -> Outcome:
     error = _explain(code, tail)
     folder.set_status("failed", error=error)
     return Outcome("failed", folder, seconds, error, mistake=code == USER_ERROR_EXIT)
+
+
+def _stop(process: "subprocess.Popen[bytes]") -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _files_changed(item: Plan) -> bool:

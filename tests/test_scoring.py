@@ -8,7 +8,7 @@ from lm_eval.api.registry import get_model
 from lm_eval.models.huggingface import HFLM
 
 from fc_eval.errors import FcEvalError
-from fc_eval.evaluate.tasks import ScoringLM
+from fc_eval.evaluate.scoring_lm import ScoringLM
 from fc_eval.lm_eval_model import CommunicatingLM
 from fc_eval.models.tiny import byte_tokenizer
 

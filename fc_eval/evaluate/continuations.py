@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from fc_eval.evaluate.perplexity import input_device, is_greedy, token_nll
+from fc_eval.evaluate.perplexity import input_device, is_greedy, token_nll, total
+from fc_eval.evaluate.processes import ALONE, Processes
 from fc_eval.evaluate.progress import Ticker
 
 
@@ -21,6 +22,7 @@ def score_continuations(
     batch_size: int,
     max_tokens: int,
     ticker: Ticker,
+    processes: Processes = ALONE,
 ) -> list[tuple[float, bool]]:
     """Scores each (context ids, continuation ids), both at least one token.
 
@@ -33,6 +35,7 @@ def score_continuations(
         batch_size: rows per forward pass.
         max_tokens: longest input; a longer one loses its beginning.
         ticker: counts requests.
+        processes: those that share the batches.
 
     Returns:
         For each request the log-likelihood of its continuation in nats, and whether greedy decoding would give it.
@@ -42,21 +45,26 @@ def score_continuations(
         rows.setdefault(tuple((context + continuation)[-(max_tokens + 1) : -1]), []).append(index)
     order = sorted(rows, key=lambda ids: (-len(ids), ids))
     device, cuts_head = input_device(model), "logits_to_keep" in inspect.signature(model.forward).parameters
-    answers: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
-    for batch in (order[start : start + batch_size] for start in range(0, len(order), batch_size)):
+
+    @torch.inference_mode()
+    def scores_of(batch: list[tuple[int, ...]]) -> dict[int, tuple[float, bool]]:
         width = len(batch[0])
         scored = {ids: max(len(requests[index][1]) for index in rows[ids]) for ids in batch}
         keep = max(width - len(ids) + scored[ids] for ids in batch)
         ids_BT = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in batch], device=device)
-        with torch.inference_mode():
-            extra = {"logits_to_keep": keep} if cuts_head else {}
-            logits_BKV = model(input_ids=ids_BT, use_cache=False, **extra).logits[:, -keep:]
-            for ids, logits_KV in zip(batch, logits_BKV, strict=True):
-                end = keep - (width - len(ids))
-                for index in rows[ids]:
-                    targets_T = torch.tensor(requests[index][1], device=logits_KV.device)
-                    scores_TV = logits_KV[end - len(targets_T) : end]
-                    logprob = -float(token_nll(scores_TV, targets_T).cpu().double().sum())
-                    answers[index] = (logprob, is_greedy(scores_TV, targets_T))
-        ticker.advance(sum(len(rows[ids]) for ids in batch))
-    return answers
+        extra = {"logits_to_keep": keep} if cuts_head else {}
+        logits_BKV = model(input_ids=ids_BT, use_cache=False, **extra).logits[:, -keep:]
+        found = {}
+        for ids, logits_KV in zip(batch, logits_BKV, strict=True):
+            end = keep - (width - len(ids))
+            for index in rows[ids]:
+                targets_T = torch.tensor(requests[index][1], device=logits_KV.device)
+                scores_TV = logits_KV[end - len(targets_T) : end]
+                found[index] = (-total(token_nll(scores_TV, targets_T)), is_greedy(scores_TV, targets_T))
+        ticker.advance(len(found))
+        return found
+
+    batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    answers = {index: answer for found in processes.map(scores_of, batches) for index, answer in found.items()}
+    ticker.finish()
+    return [answers[index] for index in range(len(requests))]

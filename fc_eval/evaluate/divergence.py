@@ -14,7 +14,8 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional
 
-from fc_eval.evaluate.perplexity import Losses, chunks, input_device, logits_of, window_batches
+from fc_eval.evaluate.perplexity import Losses, chunks, input_device, logits_of, total, window_batches
+from fc_eval.evaluate.processes import ALONE, Processes
 from fc_eval.evaluate.progress import Progress, Ticker
 from fc_eval.evaluate.windows import Windows
 
@@ -75,6 +76,7 @@ def window_divergences(
     *,
     window_batch: int = 1,
     progress: Progress | None = None,
+    processes: Processes = ALONE,
 ) -> Divergences:
     """Runs the model over all windows, each once as it is and once as the baseline.
 
@@ -84,21 +86,26 @@ def window_divergences(
         as_baseline: makes a context in which `model` computes as the baseline.
         window_batch: windows per forward pass.
         progress: called after each batch.
+        processes: those that share the batches.
     """
     device = input_device(model)
-    ticker = Ticker(progress, len(windows.ids))
-    sums, kls, sames = [], [], []
-    with torch.inference_mode():
-        for ids_BT in window_batches(windows, window_batch, device):
-            logits_BTV = logits_of(model, ids_BT)
-            with as_baseline():
-                baseline_BTV = logits_of(model, ids_BT)
-            targets_BT = ids_BT[:, 1:].to(logits_BTV.device)
-            for logits_TV, baseline_TV, targets_T in zip(logits_BTV, baseline_BTV, targets_BT, strict=True):
-                nll, kl, same = token_divergence(logits_TV[:-1], baseline_TV[:-1], targets_T)
-                sums.append(float(nll.cpu().double().sum()))
-                kls.append(kl.cpu().numpy())
-                sames.append(same.cpu().numpy())
-            ticker.advance(len(ids_BT))
+    ticker = Ticker(progress, len(windows.ids), processes.count)
+
+    @torch.inference_mode()
+    def compared(ids_BT: torch.Tensor) -> list[tuple[float, npt.NDArray[np.float32], npt.NDArray[np.bool_]]]:
+        logits_BTV = logits_of(model, ids_BT.to(device))
+        with as_baseline():
+            baseline_BTV = logits_of(model, ids_BT.to(device))
+        found = []
+        targets_BT = ids_BT[:, 1:].to(logits_BTV.device)
+        for logits_TV, baseline_TV, targets_T in zip(logits_BTV, baseline_BTV, targets_BT, strict=True):
+            nll, kl, same = token_divergence(logits_TV[:-1], baseline_TV[:-1], targets_T)
+            found.append((total(nll), kl.cpu().numpy(), same.cpu().numpy()))
+        ticker.advance(len(ids_BT))
+        return found
+
+    batches = processes.map(compared, window_batches(windows, window_batch))
+    ticker.finish()
+    sums, kls, sames = zip(*(window for batch in batches for window in batch), strict=True)
     tokens = np.full(len(sums), windows.ids.shape[1] - 1)
     return Divergences(Losses(np.array(sums), tokens), np.stack(kls), np.stack(sames))

@@ -4,6 +4,7 @@ B windows, T positions, V vocabulary. Logits stay in the model's dtype; only a c
 to fp32, so memory grows with one batch of windows, not with the text.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional
 
+from fc_eval.evaluate.processes import ALONE, Processes
 from fc_eval.evaluate.progress import Progress, Ticker
 from fc_eval.evaluate.windows import Windows
 
@@ -43,10 +45,9 @@ def input_device(model: torch.nn.Module) -> torch.device:
     return torch.device("cpu") if device.type == "meta" else device
 
 
-def window_batches(windows: Windows, batch: int, device: torch.device) -> Iterator[torch.Tensor]:
-    """Token ids [B, T] int64, `batch` windows at a time."""
-    for start in range(0, len(windows.ids), batch):
-        yield torch.from_numpy(windows.ids[start : start + batch]).to(device)
+def window_batches(windows: Windows, batch: int) -> list[torch.Tensor]:
+    """Token ids [B, T] int64 on the CPU, `batch` windows at a time."""
+    return [torch.from_numpy(windows.ids[start : start + batch]) for start in range(0, len(windows.ids), batch)]
 
 
 def logits_of(model: torch.nn.Module, ids_BT: torch.Tensor) -> torch.Tensor:
@@ -72,13 +73,25 @@ def token_nll(logits_TV: torch.Tensor, targets_T: torch.Tensor) -> torch.Tensor:
     return torch.cat(parts)
 
 
+def total(nll_T: torch.Tensor) -> float:
+    """Sum in nats, rounded once; torch's own sum depends on how many CPU threads share it."""
+    return math.fsum(nll_T.tolist())
+
+
 def is_greedy(logits_TV: torch.Tensor, targets_T: torch.Tensor) -> bool:
     """Whether each target is the first choice under logits [T, V] of any dtype."""
     # `max` in fp32 is several times faster on a CPU than `argmax`, and than either in bf16.
     return all(bool((logits_TV[part].float().max(-1).indices == targets_T[part]).all()) for part in chunks(logits_TV))
 
 
-def window_losses(model: Any, windows: Windows, *, window_batch: int = 1, progress: Progress | None = None) -> Losses:
+def window_losses(
+    model: Any,
+    windows: Windows,
+    *,
+    window_batch: int = 1,
+    progress: Progress | None = None,
+    processes: Processes = ALONE,
+) -> Losses:
     """Runs the model over all windows.
 
     Args:
@@ -86,15 +99,20 @@ def window_losses(model: Any, windows: Windows, *, window_batch: int = 1, progre
         windows: what to predict.
         window_batch: B, windows per forward pass.
         progress: called after each batch.
+        processes: those that share the batches.
     """
     device = input_device(model)
-    ticker = Ticker(progress, len(windows.ids))
-    sums: list[float] = []
-    with torch.inference_mode():
-        for ids_BT in window_batches(windows, window_batch, device):
-            logits_BTV = logits_of(model, ids_BT)
-            for logits_TV, ids_T in zip(logits_BTV, ids_BT.to(logits_BTV.device), strict=True):
-                nll_T = token_nll(logits_TV[:-1], ids_T[1:])
-                sums.append(float(nll_T.cpu().double().sum()))
-            ticker.advance(len(ids_BT))
+    ticker = Ticker(progress, len(windows.ids), processes.count)
+
+    @torch.inference_mode()
+    def losses_of(ids_BT: torch.Tensor) -> list[float]:
+        logits_BTV = logits_of(model, ids_BT.to(device))
+        pairs = zip(logits_BTV, ids_BT.to(logits_BTV.device), strict=True)
+        found = [total(token_nll(logits_TV[:-1], ids_T[1:])) for logits_TV, ids_T in pairs]
+        ticker.advance(len(ids_BT))
+        return found
+
+    batches = processes.map(losses_of, window_batches(windows, window_batch))
+    ticker.finish()
+    sums = [loss for batch in batches for loss in batch]
     return Losses(np.array(sums), np.full(len(sums), windows.ids.shape[1] - 1))

@@ -7,13 +7,24 @@ Progress = Callable[[int, int], None]
 
 
 class Ticker:
-    """Counts what is done and reports it; requests of a task run longest first, so the rest goes faster."""
+    """Counts what is done and reports it; requests of a task run longest first, so the rest goes faster.
 
-    def __init__(self, progress: Progress | None, total: int) -> None:
-        self._progress, self._total, self._done = progress, total, 0
+    Where several processes share the work, one counts for all: they have about equally much to do.
+    """
+
+    def __init__(self, progress: Progress | None, total: int, processes: int = 1) -> None:
+        self._progress, self._total, self._processes, self._done = progress, total, processes, 0
 
     def advance(self, count: int) -> None:
-        """Counts `count` more."""
-        self._done += count
+        """Counts `count` more of this process."""
+        self._report(self._done + count * self._processes)
+
+    def finish(self) -> None:
+        """All is done, in the other processes too."""
+        if self._done < self._total:
+            self._report(self._total)
+
+    def _report(self, done: int) -> None:
+        self._done = min(done, self._total)
         if self._progress is not None:
             self._progress(self._done, self._total)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from fc_eval.errors import FcEvalError
 from fc_eval.evaluate.divergence import AsBaseline, window_divergences
 from fc_eval.evaluate.perplexity import window_losses
+from fc_eval.evaluate.processes import ALONE, Processes
 from fc_eval.evaluate.progress import Progress
 from fc_eval.evaluate.spec import EvalSpec, PerplexitySpec, TaskSpec
 from fc_eval.evaluate.windows import build_windows
@@ -48,6 +49,7 @@ def evaluate(
     window_batch: int = 1,
     as_baseline: AsBaseline | None = None,
     progress: Progress | None = None,
+    processes: Processes = ALONE,
 ) -> EvalResult:
     """Evaluates a model that is ready to run.
 
@@ -63,14 +65,21 @@ def evaluate(
         as_baseline: makes a context in which the same model computes as the baseline; asks for divergence as well.
             Tasks have no use for it.
         progress: called with (done, total) after each batch.
+        processes: those that share the batches, each with a model of its own; all of them get the whole result.
 
     Raises:
         FcEvalError: data or task missing, too short a text, no BOS token where one is asked for.
     """
     root = Path(data_root) if data_root is not None else None
     if isinstance(spec, PerplexitySpec):
-        return _perplexity(model, tokenizer, spec, root, add_bos_token, window_batch, as_baseline, progress)
-    return _task(model, tokenizer, spec, root, add_bos_token, batch_size, progress)
+        result = _perplexity(
+            model, tokenizer, spec, root, add_bos_token, window_batch, as_baseline, progress, processes
+        )
+    else:
+        result = _task(model, tokenizer, spec, root, add_bos_token, batch_size, progress, processes)
+    if any(other != result.protocol for other in processes.gather(result.protocol)):
+        raise FcEvalError(f"the processes of {spec.name!r} read different data: its files changed, run it again")
+    return result
 
 
 def _perplexity(
@@ -82,6 +91,7 @@ def _perplexity(
     window_batch: int,
     as_baseline: AsBaseline | None,
     progress: Progress | None,
+    processes: Processes,
 ) -> EvalResult:
     longest = getattr(model.config, "max_position_embeddings", None)
     if longest is not None and spec.window_tokens > longest:
@@ -91,10 +101,12 @@ def _perplexity(
         )
     windows = build_windows(spec, tokenizer, data_root=root, add_bos_token=add_bos_token)
     if as_baseline is None:
-        losses = window_losses(model, windows, window_batch=window_batch, progress=progress)
+        losses = window_losses(model, windows, window_batch=window_batch, progress=progress, processes=processes)
         metrics, divergence = losses.metrics(), {}
     else:
-        found = window_divergences(model, windows, as_baseline, window_batch=window_batch, progress=progress)
+        found = window_divergences(
+            model, windows, as_baseline, window_batch=window_batch, progress=progress, processes=processes
+        )
         losses, metrics = found.losses, found.metrics()
         divergence = {"kl_mean": found.kl.mean(1, dtype=np.float64), "same_top1": found.same_top1.mean(1)}
     arrays = {"nll_sum": losses.nll_sum, "tokens": losses.tokens, "cluster": windows.clusters, **divergence}
@@ -110,12 +122,20 @@ def _task(
     add_bos_token: bool,
     batch_size: int,
     progress: Progress | None,
+    processes: Processes,
 ) -> EvalResult:
     # Imported here because lm-eval and what it brings take seconds, and a perplexity needs none of it.
     from fc_eval.evaluate.tasks import run_task
 
     found = run_task(
-        model, tokenizer, spec, data_root=root, add_bos_token=add_bos_token, batch_size=batch_size, progress=progress
+        model,
+        tokenizer,
+        spec,
+        data_root=root,
+        add_bos_token=add_bos_token,
+        batch_size=batch_size,
+        progress=progress,
+        processes=processes,
     )
     documents = sum(found.protocol["documents"].values())
     return EvalResult(found.metrics, documents, not found.complete, None, found.rows, found.protocol)

@@ -1,4 +1,4 @@
-"""lm-eval tasks on a model object that is already in memory. The one file of this package that imports lm-eval.
+"""lm-eval tasks on a model object that is already in memory: their data, their run, their numbers.
 
 Nothing of lm-eval's caches is used: its response cache does not know which model answered.
 """
@@ -20,18 +20,18 @@ import numpy as np
 import torch
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.evaluator import evaluate as lm_eval_evaluate
-from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
 from fc_eval.errors import FcEvalError, unknown
-from fc_eval.evaluate.continuations import score_continuations
 from fc_eval.evaluate.data import EMBEDDED, EVERYDAY, task_file
 from fc_eval.evaluate.loading import loaded_commits
-from fc_eval.evaluate.progress import Progress, Ticker
+from fc_eval.evaluate.processes import ALONE, Processes
+from fc_eval.evaluate.progress import Progress
 from fc_eval.evaluate.samples import sample_row, summarize
+from fc_eval.evaluate.scoring_lm import SEEDS, ScoringLM
 from fc_eval.evaluate.spec import TaskSpec
 from fc_eval.evaluate.task_data import mirrored_download
-from fc_eval.evaluate.windows import bos_id, encode, ids_sha256
+from fc_eval.evaluate.windows import ids_sha256
 
 # Definitions that can be opened without indexing all of lm-eval's 14,000 tasks, which takes seconds.
 _LM_EVAL_TASKS = Path(lm_eval.tasks.__file__).parent
@@ -44,94 +44,6 @@ _DEFINITIONS = {
     "wikitext": _LM_EVAL_TASKS / "wikitext" / "wikitext.yaml",
     EVERYDAY: EMBEDDED / "everyday.yaml",
 }
-# lm-eval's own default seeds; they decide which few-shot examples are drawn.
-SEEDS = {"random": 0, "numpy": 1234, "torch": 1234, "fewshot": 1234}
-
-
-class ScoringLM(HFLM):  # type: ignore[misc]  # lm-eval has no types
-    """`HFLM` with explicit BOS and log-likelihoods in fp32.
-
-    `HFLM` takes the log-softmax in the model's dtype: in bf16 a log-likelihood of -50 then has steps of 0.25, more
-    than most of the effects that are measured here.
-    """
-
-    def __init__(
-        self, pretrained: Any, *, add_bos_token: bool, progress: Progress | None = None, **kwargs: Any
-    ) -> None:
-        self._progress = progress
-        self.request_ids: list[list[int]] = []
-        self.truncated = 0
-        super().__init__(pretrained=pretrained, add_bos_token=add_bos_token, **kwargs)
-        bos_id(self.tokenizer, add_bos_token)
-        if not isinstance(self.batch_size, int):
-            raise FcEvalError(f"batch_size={self.batch_size!r} is not a whole number: it must be the same in all runs")
-
-    def tok_encode(
-        self, string: str, add_special_tokens: bool | None = None, left_truncate_len: int | None = None, **_: Any
-    ) -> list[int]:
-        """Token ids with one BOS in front, or none; the tokenizer's own default has no say."""
-        ids = encode(self.tokenizer, string, self.add_bos_token if add_special_tokens is None else add_special_tokens)
-        return ids[-left_truncate_len:] if left_truncate_len else ids
-
-    def tok_batch_encode(
-        self,
-        strings: list[str],
-        padding_side: str = "left",
-        left_truncate_len: int | None = None,
-        truncation: bool = False,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Left-padded token ids [B, T] int64 and their attention mask, encoded as `tok_encode` does."""
-        rows = [self.tok_encode(string, left_truncate_len=left_truncate_len) for string in strings]
-        width = max(map(len, rows))
-        ids = torch.tensor([[self.tokenizer.pad_token_id] * (width - len(row)) + row for row in rows])
-        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
-        return ids, mask
-
-    def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Log-likelihood in nats of each continuation, and whether greedy decoding would give it."""
-        answers: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=True)
-        return answers
-
-    def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
-        """Log-likelihood in nats of whole documents, one after the other."""
-        ticker = Ticker(self._progress, len(requests))
-        sums: list[float] = []
-        for request in requests:
-            sums += super().loglikelihood_rolling([request], disable_tqdm=True)
-            ticker.advance(1)
-        return sums
-
-    def _loglikelihood_tokens(
-        self,
-        requests: list[tuple[Any, list[int], list[int]]],
-        disable_tqdm: bool = False,
-        override_bs: int | None = None,
-    ) -> list[tuple[float, bool]]:
-        """Scores (text, context ids, continuation ids) in fp32."""
-        pairs = [(context, continuation) for _, context, continuation in requests]
-        self.request_ids += [context + continuation for context, continuation in pairs]
-        self.truncated += sum(len(ids) - 1 > self.max_length for ids in self.request_ids[-len(pairs) :])
-        # The text is None for windows of one long document: those run one at a time, and the caller counts them.
-        rolling = requests[0][0] is None
-        return score_continuations(
-            self.model,
-            pairs,
-            batch_size=1 if rolling else self.batch_size,
-            max_tokens=self.max_length,
-            ticker=Ticker(None if rolling else self._progress, len(pairs)),
-        )
-
-    def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        """Generated text of each request."""
-        self.request_ids += [self.tok_encode(request.args[0]) for request in requests]
-        self._ticker = Ticker(self._progress, len(requests))
-        texts: list[str] = super().generate_until(requests, disable_tqdm=True)
-        return texts
-
-    def _model_generate(self, context: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        ids: torch.Tensor = super()._model_generate(context, *args, **kwargs)
-        self._ticker.advance(len(context))
-        return ids
 
 
 @functools.cache
@@ -234,6 +146,7 @@ def run_task(
     add_bos_token: bool,
     batch_size: int,
     progress: Progress | None = None,
+    processes: Processes = ALONE,
 ) -> TaskResult:
     """Runs one lm-eval task, or a group of tasks, on a causal language model of transformers.
 
@@ -252,6 +165,7 @@ def run_task(
             add_bos_token=add_bos_token,
             batch_size=batch_size,
             progress=progress,
+            processes=processes,
         )
         loaded = {
             "tasks": tasks,

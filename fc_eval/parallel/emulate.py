@@ -1,6 +1,6 @@
 """Tensor parallelism on one device: every row-parallel layer of a model communicates; everything else runs as it is."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +19,7 @@ from fc_eval.parallel.policy import Policy
 from fc_eval.parallel.row_parallel import RowParallelForward
 from fc_eval.parallel.site import Site, check_world_size
 from fc_eval.parallel.sites import find_decoder, find_sites
-from fc_eval.parallel.stats import CommStats, Tally, summarize
+from fc_eval.parallel.stats import CommStats, Counts, Tally, merged, on_cpu, summarize
 
 
 @dataclass
@@ -81,6 +81,14 @@ class Attachment:
     def reset_stats(self) -> None:
         """Forgets all counts."""
         self._arm = Arm(self._arm.comms, self._arm.codec)
+
+    def counts(self) -> Counts:
+        """What this process counted since the last reset, to be sent to another; waits for the device."""
+        return self._arm.forwards, {name: on_cpu(tally) for name, tally in self._arm.tallies.items()}
+
+    def set_counts(self, counts: Iterable[Counts]) -> None:
+        """Counts anew from the sum of what several processes counted, each with a model and an attachment like this."""
+        self._arm.forwards, self._arm.tallies = merged(counts)
 
     def stats(self) -> CommStats:
         """What happened since the last reset (`using` blocks left out); waits for the device once per site."""

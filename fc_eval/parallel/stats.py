@@ -99,7 +99,8 @@ class Tally:
     @property
     def encoded_bits(self) -> float:
         """Bits of one encoded message, the mean over the stages, summed over calls."""
-        priced = ((self.traffic[tokens], calls) for tokens, calls in self.calls.items())
+        # By T: a float sum that depended on the order of the calls would depend on who made them.
+        priced = ((self.traffic[tokens], calls) for tokens, calls in sorted(self.calls.items()))
         return sum(traffic.effective_bits * traffic.elements * calls for traffic, calls in priced)
 
     def stages(self) -> list[StageStats]:
@@ -120,6 +121,31 @@ class Tally:
             )
             for i, (stage, found) in enumerate(zip(priced[0][0].stages, self.nonfinite_groups.tolist(), strict=True))
         ]
+
+
+# Forward passes, and the tally of each site by full name: what one process counted.
+Counts = tuple[int, dict[str, Tally]]
+
+
+def on_cpu(tally: Tally) -> Tally:
+    """A copy that another process can be sent; waits for the device."""
+    found = tally.nonfinite_groups
+    return Tally(Counter(tally.calls), dict(tally.traffic), None if found is None else found.cpu())
+
+
+def merged(counts: Iterable[Counts]) -> Counts:
+    """The counts of several processes as if one had done the work of all."""
+    forwards, sums = 0, dict[str, Tally]()
+    for more, tallies in counts:
+        forwards += more
+        for name, tally in tallies.items():
+            kept = sums.setdefault(name, Tally())
+            kept.calls.update(tally.calls)
+            kept.traffic.update(tally.traffic)
+            if tally.nonfinite_groups is not None:
+                old = kept.nonfinite_groups
+                kept.nonfinite_groups = tally.nonfinite_groups if old is None else old + tally.nonfinite_groups
+    return forwards, sums
 
 
 def _accumulate(sums: dict[str, StageStats], more: StageStats) -> None:

@@ -9,7 +9,7 @@ from fc_eval.report.tables import Table, words
 from fc_eval.results.record import RunRecord
 
 # Shown apart from the package versions.
-_MACHINE = ("device", "device_name", "platform", "threads")
+_MACHINE = ("device", "device_name", "platform", "threads", "processes")
 
 
 def environments_table(records: Iterable[RunRecord]) -> Table:
@@ -19,6 +19,8 @@ def environments_table(records: Iterable[RunRecord]) -> Table:
         machine = ", ".join(str(record.env[key]) for key in _MACHINE[:3] if record.env.get(key))
         if record.env.get("threads"):
             machine += f", threads {record.env['threads']}"
+        if record.env.get("processes", 1) != 1:
+            machine += f", processes {record.env['processes']}"
         packages = ", ".join(f"{key} {record.env[key]}" for key in sorted(record.env) if key not in _MACHINE)
         counts[machine, packages] = counts.get((machine, packages), 0) + 1
     rows = [[str(count), machine, packages] for (machine, packages), count in sorted(counts.items())]

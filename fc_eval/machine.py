@@ -1,0 +1,54 @@
+"""What this machine has, and what `auto` in a configuration means here. Imports no tensor library."""
+
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from fc_eval.config import RunConfig
+from fc_eval.errors import FcEvalError
+
+
+def cpu_count() -> int:
+    """CPUs that this process may use."""
+    with suppress(AttributeError):  # not on every system
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@cache
+def gpu_count() -> int:
+    """CUDA devices that torch sees, asked in a process of its own so that this one stays free of torch."""
+    if not any(Path("/dev").glob("nvidia[0-9]*")):
+        return 0
+    probe = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
+    found = subprocess.run([sys.executable, "-c", probe], check=False, capture_output=True, text=True)
+    return int(found.stdout) if found.returncode == 0 else 0
+
+
+def settled(config: RunConfig) -> RunConfig:
+    """The same run with `auto` replaced by what this machine has.
+
+    A GPU computes the same bits beside others, so the number of processes is no part of what a run is. On a CPU the
+    order of sums follows the number of threads: where processes share the CPUs, `threads` says how many each gets.
+
+    Raises:
+        FcEvalError: a GPU asked for where there is none, or more processes than GPUs.
+    """
+    if config.device == "cuda" and not gpu_count():
+        raise FcEvalError("device=cuda but torch sees no CUDA device: use device=cpu, or see `fc-eval doctor`")
+    if config.device == "auto":
+        config = replace(config, device="cuda" if gpu_count() else "cpu")
+    gpus = gpu_count() if config.device == "cuda" else 0
+    if config.processes == "auto":
+        config = replace(config, processes=1 if config.model.device_map else max(1, gpus))
+    assert isinstance(config.processes, int)
+    if config.processes > 1 and gpus and config.processes > gpus:
+        raise FcEvalError(f"processes={config.processes} needs as many GPUs, but torch sees {gpus}: use processes=auto")
+    shared = config.processes > 1 and config.device == "cpu"
+    if shared and config.threads is None and "OMP_NUM_THREADS" not in os.environ:
+        config = replace(config, threads=max(1, cpu_count() // config.processes))
+    return config
