@@ -124,3 +124,15 @@ def checkpoint(tmp_path, tiny):
     tiny.save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
     return folder
+
+
+@pytest.fixture
+def one_thread(monkeypatch):
+    """One CPU thread, here and in processes started here: the order of sums follows the number of threads."""
+    import torch
+
+    before = torch.get_num_threads()
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

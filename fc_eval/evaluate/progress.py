@@ -9,7 +9,8 @@ Progress = Callable[[int, int], None]
 class Ticker:
     """Counts what is done and reports it; requests of a task run longest first, so the rest goes faster.
 
-    Where several processes share the work, one counts for all: they have about equally much to do.
+    Where several processes share the work, one counts for all: they have about equally much to do. Then it has not come
+    to the end before `finish` says so.
     """
 
     def __init__(self, progress: Progress | None, total: int, processes: int = 1) -> None:
@@ -17,7 +18,8 @@ class Ticker:
 
     def advance(self, count: int) -> None:
         """Counts `count` more of this process."""
-        self._report(self._done + count * self._processes)
+        known = self._total if self._processes == 1 else self._total - 1
+        self._report(min(self._done + count * self._processes, known))
 
     def finish(self) -> None:
         """All is done, in the other processes too."""
@@ -25,6 +27,6 @@ class Ticker:
             self._report(self._total)
 
     def _report(self, done: int) -> None:
-        self._done = min(done, self._total)
+        self._done = done
         if self._progress is not None:
             self._progress(self._done, self._total)

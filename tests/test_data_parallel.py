@@ -1,0 +1,134 @@
+"""Several processes share a run: the bytes of one, uneven shares, what `auto` means."""
+
+import pickle
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import attach, logits
+from launching import launched
+from shared_evaluations import everything, write_tasks
+
+from fc_eval import machine
+from fc_eval.errors import FcEvalError
+from fc_eval.evaluate.processes import ALONE, LostProcessError, Processes
+from fc_eval.evaluate.progress import Ticker
+from fc_eval.hydra_app import compose_one
+from fc_eval.results.store import RunStore
+from fc_eval.sweep import execute, plan
+
+RUN = ["model=tiny", "tp=2", "eval.limit=3", "eval.runs.text.window_tokens=64"]
+
+
+# -- the same numbers ---------------------------------------------------------------------------------------------
+
+
+def test_three_processes_give_the_bytes_of_one(tmp_path, monkeypatch, one_thread):
+    write_tasks(tmp_path)
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    said = launched(3, "shared_evaluations", str(tmp_path))
+    assert said.returncode == 0, said.stdout
+    alone = everything(tmp_path, ALONE)
+    assert len(alone) == 9
+    for index in range(3):
+        shared = pickle.loads((tmp_path / f"{index}.pickle").read_bytes())
+        assert shared.keys() == alone.keys()
+        for name, expected in alone.items():
+            assert shared[name] == expected, (index, name)
+    assert {key: len(value["progress"]) for key, value in alone.items()} == dict.fromkeys(alone, 1)
+
+
+def test_counts_of_several_processes_add_up_to_those_of_one(tiny_bf16, token_ids):
+    batches = [token_ids, token_ids[:1, :10], token_ids[:, :17]]
+    counts = []
+    for share in (batches[0::2], batches[1::2], []):
+        with attach(tiny_bf16) as attachment:
+            for ids in share:
+                logits(tiny_bf16, ids)
+            counts.append(attachment.counts())
+    with attach(tiny_bf16) as attachment:
+        for ids in batches:
+            logits(tiny_bf16, ids)
+        expected = attachment.stats()
+        attachment.set_counts(pickle.loads(pickle.dumps(counts)))
+        assert attachment.stats() == expected
+        assert expected.forwards == 3
+        attachment.check_calls()
+
+
+@pytest.mark.gpu
+def test_two_gpus_give_the_bytes_of_one(tmp_path):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA devices")
+    results = []
+    for processes in (1, 2):
+        store = RunStore(tmp_path / str(processes))
+        store.prepare()
+        config = compose_one([*RUN, "device=cuda", "comm=int4", "eval=[text,everyday]", f"processes={processes}"])
+        outcomes = execute(replace(config, eval=replace(config.eval, divergence=True)), store)
+        assert [outcome.state for outcome in outcomes] == ["done", "done"]
+        files = [p for o in outcomes for p in sorted(o.folder.path.iterdir()) if p.suffix in (".npz", ".jsonl")]
+        results.append({path.relative_to(store.root): path.read_bytes() for path in files})
+    assert len(results[0]) == 6
+    assert results[0] == results[1]
+
+
+# -- progress, configuration --------------------------------------------------------------------------------------
+
+
+def test_progress_of_one_process_stands_for_all():
+    seen = []
+    ticker = Ticker(lambda *x: seen.append(x), 10, processes=3)
+    for count in (2, 2):
+        ticker.advance(count)
+    ticker.finish()
+    ticker.finish()
+    assert seen == [(6, 10), (9, 10), (10, 10)]  # not at the end before the others are
+
+
+def with_gpus(monkeypatch, count, *overrides):
+    monkeypatch.setattr(machine, "gpu_count", lambda: count)
+    return machine.settled(compose_one([*RUN, "eval=text", *overrides]))
+
+
+def test_auto_is_one_process_per_gpu_and_one_on_a_cpu(monkeypatch):
+    assert with_gpus(monkeypatch, 4).processes == 4
+    assert with_gpus(monkeypatch, 4, "processes=2").processes == 2
+    assert with_gpus(monkeypatch, 4, "model.device_map=auto").processes == 1
+    assert with_gpus(monkeypatch, 4, "device=cpu").processes == 1
+    assert with_gpus(monkeypatch, 0).processes == 1
+    with pytest.raises(FcEvalError, match="processes=5 needs as many GPUs, but torch sees 4"):
+        with_gpus(monkeypatch, 4, "processes=5")
+    for wrong in ("0", "some", "1.5", "true"):
+        with pytest.raises(FcEvalError, match=f"(?i)processes='?{wrong}'? is not possible"):
+            with_gpus(monkeypatch, 4, f"processes={wrong}")
+    with pytest.raises(FcEvalError, match="do not go together"):
+        with_gpus(monkeypatch, 4, "processes=2", "model.device_map=auto")
+
+
+def test_processes_that_share_the_cpus_have_their_threads_in_the_fingerprint(monkeypatch):
+    monkeypatch.setattr(machine, "cpu_count", lambda: 8)
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    assert with_gpus(monkeypatch, 0, "processes=3").threads is None  # OMP_NUM_THREADS says it, to one process as well
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert with_gpus(monkeypatch, 0, "processes=3").threads == 2
+    assert with_gpus(monkeypatch, 0, "processes=3", "threads=4").threads == 4
+    assert with_gpus(monkeypatch, 2, "processes=2").threads is None
+    few, many = (compose_one([*RUN, "eval=text", "device=cpu", "threads=2", f"processes={n}"]) for n in (1, 4))
+    assert plan(few).fingerprint == plan(many).fingerprint
+    assert plan(replace(many, threads=None)).config.threads == 2
+    assert plan(replace(many, threads=None)).fingerprint == plan(few).fingerprint
+    assert plan(replace(few, threads=None)).fingerprint != plan(few).fingerprint
+
+
+def test_a_lost_process_is_an_error_of_its_own(monkeypatch):
+    import accelerate.utils
+
+    def lost(value):
+        raise RuntimeError("Connection closed by peer [127.0.0.1]:4711\nand more")
+
+    monkeypatch.setattr(accelerate.utils, "gather_object", lost)
+    with pytest.raises(LostProcessError, match=r"process 1 lost the others: Connection closed by peer"):
+        Processes(1, 2).map(str, [1, 2, 3])
+    assert Processes().map(str, [1, 2, 3]) == ["1", "2", "3"]
+    assert ALONE.gather("x") == ["x"]

@@ -1,0 +1,122 @@
+"""Several processes end together: signals, deaths and mistakes, each told in one line."""
+
+import re
+import signal
+import sys
+import textwrap
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from launching import ROOT, launched, start
+
+from fc_eval import launch, run
+from fc_eval.hydra_app import compose_one
+from fc_eval.results.store import RunStore
+from fc_eval.sweep import execute, plan
+
+
+def gone(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return True
+    return state == "Z"  # ended, and waits for whoever adopted it
+
+
+def until(what, seconds=60.0):
+    """Waits for `what()`; a test that would wait for ever fails instead."""
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks at /proc")
+@pytest.mark.parametrize("name", ["SIGINT", "SIGKILL"])
+def test_no_process_outlives_the_one_that_started_it(tmp_path, name):
+    process = start(2, "launching", str(tmp_path))
+    until(lambda: len([path for path in tmp_path.iterdir() if path.read_text()]) == 2)
+    pids = [int(path.read_text()) for path in tmp_path.iterdir()]
+    process.send_signal(signal.Signals[name])
+    said, _ = process.communicate(timeout=60)
+    number = signal.Signals[name].value
+    assert process.returncode == (-number if name == "SIGKILL" else 128 + number), said
+    assert "Traceback" not in said
+    until(lambda: all(gone(pid) for pid in pids))
+
+
+def test_a_mistake_of_the_user_is_said_once():
+    said = launched(2, "launching", "mistake")
+    assert (said.returncode, said.stdout) == (2, "error: the text is too short: give more\n")
+
+
+@pytest.mark.parametrize(
+    ("exits", "status", "words"),
+    [
+        ({0: launch.LOST_EXIT, 1: -9}, 2, "process 1 of 3 .* was killed by SIGKILL .*memory"),
+        ({0: -15, 1: launch.LOST_EXIT, 2: 1}, 1, "process 2 of 3 .* ended with exit status 1"),
+        ({0: launch.LOST_EXIT, 1: -15}, 1, "process 0 of 3 .* lost the others, which did not end"),
+    ],
+)
+def test_the_cause_is_told_from_its_consequences(capsys, exits, status, words):
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+    failures = {index: ProcessFailure(index, 1000 + index, code, "nowhere") for index, code in exits.items()}
+    assert launch._explain(ChildFailedError("run", failures), 3) == status
+    (line,) = capsys.readouterr().out.splitlines()
+    assert re.search(words, line), line
+
+
+def test_a_process_that_dies_is_named_and_the_run_goes_on_where_it_was(tmp_path, monkeypatch, one_thread):
+    text = tmp_path / "own.txt"
+    text.write_text("".join(f"Line {i} of a text that is soon tokenized.\n" for i in range(20)))
+    more = f"+eval.runs.more={{kind:perplexity,protocol:text,window_tokens:48,path:{text}}}"
+    settings = ["model=tiny", "comm=fp32_ordered", "tp=2", "device=cpu", "threads=1", "processes=2", "eval.limit=3"]
+    config = compose_one(
+        [*settings, "eval=text", "eval.runs.text.window_tokens=64", f"eval.runs.text.path={text}", more]
+    )
+    (tmp_path / "sitecustomize.py").write_text(
+        textwrap.dedent(
+            """
+            import os, signal
+            if os.environ.get("RANK") == "1":
+                import fc_eval.evaluate.run as evaluation
+                losses, calls = evaluation.window_losses, []
+                def die_in_the_second(*args, **kwargs):
+                    calls.append(1)
+                    if len(calls) == 2:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    return losses(*args, **kwargs)
+                evaluation.window_losses = die_in_the_second
+            """
+        )
+    )
+    store = RunStore(tmp_path / "runs")
+    store.prepare()
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    (broken,) = execute(config, store, say=lambda text: None)
+    assert broken.state == "failed"
+    assert "process 1 of 2 (counted from 0) was killed by SIGKILL" in str(broken.error)
+    assert {path.stem for path in broken.folder.path.glob("evals/*")} == {"text"}
+
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    (whole,) = execute(config, store, say=lambda text: None)
+    assert whole.state == "done"
+    said = whole.folder.log_path.read_text()
+    assert said.count("text: kept from before") == 1
+    assert said.count("more: 3/3") == 1
+
+    alone = plan(replace(config, processes=1))
+    assert alone.fingerprint == whole.folder.fingerprint
+    folder = RunStore(tmp_path / "alone").folder(alone.name, alone.fingerprint)
+    tree = {"config": alone.config.as_dict(), "fingerprint": alone.fingerprint, "baseline_fingerprint": None}
+    folder.write_config(tree)
+    assert run.main(str(folder.path)) == 0
+    for name in ("windows_text.npz", "windows_more.npz", "evals/text.json", "evals/more.json"):
+        assert (folder.path / name).read_bytes() == (whole.folder.path / name).read_bytes()
+    results = [f.read_result() for f in (folder, whole.folder)]
+    assert [result["env"].pop("processes") for result in results] == [1, 2]
+    assert all(result.pop("time") for result in results)
+    assert results[0] == results[1]
