@@ -9,6 +9,7 @@ from fc_eval.config import RunConfig
 from fc_eval.errors import FcEvalError
 from fc_eval.evaluate.data import mirror_serves_all
 from fc_eval.evaluate.sources import data_files
+from fc_eval.machine import settled
 from fc_eval.results.fingerprint import package_versions
 from fc_eval.wire.layout import DTYPE_BYTES
 
@@ -63,12 +64,11 @@ def _packages(config: RunConfig) -> str:
 def _device(config: RunConfig) -> str:
     import torch
 
+    shared = f"processes of a run: {settled(config).processes}"
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-        return f"{len(names)} CUDA: {', '.join(names)}; torch uses {torch.get_num_threads()} CPU threads"
-    if config.device == "cuda":
-        raise FcEvalError("device=cuda but torch sees no CUDA device: use device=cpu, or install a CUDA build of torch")
-    return f"CPU with {torch.get_num_threads()} threads (torch sees no CUDA device)"
+        return f"{len(names)} CUDA: {', '.join(names)}; torch uses {torch.get_num_threads()} CPU threads; {shared}"
+    return f"CPU with {torch.get_num_threads()} threads (torch sees no CUDA device); {shared}"
 
 
 def _codecs(config: RunConfig) -> str:

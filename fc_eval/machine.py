@@ -39,7 +39,7 @@ def settled(config: RunConfig) -> RunConfig:
         FcEvalError: a GPU asked for where there is none, or more processes than GPUs.
     """
     if config.device == "cuda" and not gpu_count():
-        raise FcEvalError("device=cuda but torch sees no CUDA device: use device=cpu, or see `fc-eval doctor`")
+        raise FcEvalError("device=cuda but torch sees no CUDA device: use device=cpu, or install a CUDA build of torch")
     if config.device == "auto":
         config = replace(config, device="cuda" if gpu_count() else "cpu")
     gpus = gpu_count() if config.device == "cuda" else 0
