@@ -13,14 +13,18 @@ from typing import Any
 
 from fc_eval.hydra_app import compose_one
 from fc_eval.machine import settled
+from fc_eval.results.files import read_json
 from fc_eval.results.store import RunFolder, RunStore
 from fc_eval.sweep import execute
 
 
 def measured(folder: RunFolder) -> dict[str, Any]:
-    """All that a run found, by file: bytes, and for `result.json` what is in it but for how it was carried out."""
-    files = [*folder.path.glob("windows_*"), *folder.path.glob("samples_*"), *folder.path.glob("evals/*")]
-    found: dict[str, Any] = {str(path.relative_to(folder.path)): path.read_bytes() for path in files}
+    """All that a run found, by file: bytes, and of JSON what is in it but for how it was carried out."""
+    files = [*folder.path.glob("windows_*"), *folder.path.glob("samples_*")]
+    found: dict[str, Any] = {path.name: path.read_bytes() for path in files}
+    for path in folder.path.glob("evals/*.json"):
+        found[path.name] = read_json(path)
+        del found[path.name]["seconds"]
     result = folder.read_result()
     del result["time"], result["env"]["processes"], result["env"]["threads"]
     return found | {"result.json": result}
