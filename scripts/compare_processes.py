@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fc_eval.hydra_app import compose_one
+from fc_eval.compose import compose_one
 from fc_eval.machine import settled
 from fc_eval.results.files import read_json
 from fc_eval.results.store import RunFolder, RunStore

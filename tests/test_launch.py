@@ -13,7 +13,7 @@ import pytest
 from launching import ROOT, launched, start
 
 from fc_eval import launch, run
-from fc_eval.hydra_app import compose_one
+from fc_eval.compose import compose_one
 from fc_eval.results.store import RunStore
 from fc_eval.sweep import execute, plan
 
