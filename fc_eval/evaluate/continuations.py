@@ -54,13 +54,21 @@ def score_continuations(
         ids_BT = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in batch], device=device)
         extra = {"logits_to_keep": keep} if cuts_head else {}
         logits_BKV = model(input_ids=ids_BT, use_cache=False, **extra).logits[:, -keep:]
-        found = {}
-        for ids, logits_KV in zip(batch, logits_BKV, strict=True):
-            end = keep - (width - len(ids))
-            for index in rows[ids]:
-                targets_T = torch.tensor(requests[index][1], device=logits_KV.device)
-                scores_TV = logits_KV[end - len(targets_T) : end]
-                found[index] = (-total(token_nll(scores_TV, targets_T)), is_greedy(scores_TV, targets_T))
+        # All scored positions of the batch at once: asking a GPU for one request after another took longer than the
+        # forward pass.
+        asked = [(row, len(ids), index) for row, ids in enumerate(batch) for index in rows[ids]]
+        places = [
+            (row, keep - width + length - back, target)
+            for row, length, index in asked
+            for back, target in zip(range(len(requests[index][1]), 0, -1), requests[index][1], strict=True)
+        ]
+        row_N, position_N, targets_N = torch.tensor(places, device=logits_BKV.device).unbind(1)
+        scores_NV = logits_BKV[row_N, position_N]
+        nll, greedy = token_nll(scores_NV, targets_N).tolist(), is_greedy(scores_NV, targets_N).tolist()
+        found, start = {}, 0
+        for _row, _length, index in asked:
+            tokens = slice(start, start := start + len(requests[index][1]))
+            found[index] = (-total(nll[tokens]), all(greedy[tokens]))
         ticker.advance(len(found))
         return found
 

@@ -100,7 +100,7 @@ def window_divergences(
         targets_BT = ids_BT[:, 1:].to(logits_BTV.device)
         for logits_TV, baseline_TV, targets_T in zip(logits_BTV, baseline_BTV, targets_BT, strict=True):
             nll, kl, same = token_divergence(logits_TV[:-1], baseline_TV[:-1], targets_T)
-            found.append((total(nll), kl.cpu().numpy(), same.cpu().numpy()))
+            found.append((total(nll.tolist()), kl.cpu().numpy(), same.cpu().numpy()))
         ticker.advance(len(ids_BT))
         return found
 

@@ -73,15 +73,15 @@ def token_nll(logits_TV: torch.Tensor, targets_T: torch.Tensor) -> torch.Tensor:
     return torch.cat(parts)
 
 
-def total(nll_T: torch.Tensor) -> float:
+def total(nll: list[float]) -> float:
     """Sum in nats, rounded once; torch's own sum depends on how many CPU threads share it."""
-    return math.fsum(nll_T.tolist())
+    return math.fsum(nll)
 
 
-def is_greedy(logits_TV: torch.Tensor, targets_T: torch.Tensor) -> bool:
-    """Whether each target is the first choice under logits [T, V] of any dtype."""
+def is_greedy(logits_TV: torch.Tensor, targets_T: torch.Tensor) -> torch.Tensor:
+    """Whether each target is the first choice, bool [T], under logits [T, V] of any dtype."""
     # `max` in fp32 is several times faster on a CPU than `argmax`, and than either in bf16.
-    return all(bool((logits_TV[part].float().max(-1).indices == targets_T[part]).all()) for part in chunks(logits_TV))
+    return torch.cat([logits_TV[part].float().max(-1).indices == targets_T[part] for part in chunks(logits_TV)])
 
 
 def window_losses(
@@ -108,7 +108,7 @@ def window_losses(
     def losses_of(ids_BT: torch.Tensor) -> list[float]:
         logits_BTV = logits_of(model, ids_BT.to(device))
         pairs = zip(logits_BTV, ids_BT.to(logits_BTV.device), strict=True)
-        found = [total(token_nll(logits_TV[:-1], ids_T[1:])) for logits_TV, ids_T in pairs]
+        found = [total(token_nll(logits_TV[:-1], ids_T[1:]).tolist()) for logits_TV, ids_T in pairs]
         ticker.advance(len(ids_BT))
         return found
 
