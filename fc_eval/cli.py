@@ -99,7 +99,7 @@ def _formats(rest: list[str]) -> int:
     from fc_eval.formats import formats_table
 
     parser = argparse.ArgumentParser(prog="fc-eval formats", description="Every wire format and what it costs.")
-    parser.add_argument("names", nargs="*", metavar="FORMAT", help="full names to show (default: all bases)")
+    parser.add_argument("names", nargs="*", metavar="FORMAT", help="names to show (default: all bases)")
     parser.add_argument("--tokens", type=int, default=2048, help="T, rows (default 2048)")
     parser.add_argument("--hidden", type=int, default=4096, help="H, columns (default 4096)")
     parser.add_argument("--dtype", default="bf16", help="bf16, fp16 or fp32 (default bf16)")

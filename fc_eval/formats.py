@@ -6,12 +6,19 @@ from fc_eval.errors import FcEvalError
 from fc_eval.wire.format import FORMATS, parse_format
 from fc_eval.wire.layout import effective_bits, layout, nominal_bits
 
+# What is shown where no names are given: all bases, and spike reserving where it is meant to be used.
+SHOWN = (*FORMATS, "int4-sr", "int3-sr", "int2-sr", "int2-g64-sr")
+SUFFIXES = (
+    "suffixes: -g8 to -g4096 or -gtoken, -sym or -se (int), -sr (spikes), -e4m0 to -e7m0 (mx), "
+    "-sbf16, -sfp16 or -sfp32, -zint16"
+)
+
 
 def formats_table(names: Sequence[str], tokens: int, hidden: int, dtype: str) -> str:
     """A text table with one row per format.
 
     Args:
-        names: format names; all bases where empty.
+        names: format names; `SHOWN` where empty.
         tokens: T, rows of the message whose effective bits are shown.
         hidden: H, columns of that message.
         dtype: 'bf16', 'fp16' or 'fp32'.
@@ -26,7 +33,7 @@ def formats_table(names: Sequence[str], tokens: int, hidden: int, dtype: str) ->
 
     rows = [["format", "nominal bits", f"effective bits (T={tokens}, H={hidden}, {dtype})", "wire ratio", "codecs"]]
     present = [name for name, why in codecs_available().items() if why is None]
-    for name in names or FORMATS:
+    for name in names or SHOWN:
         fmt = parse_format(name)
         total = layout(fmt, tokens, hidden, dtype).total_bytes
         bits = effective_bits(fmt, tokens, hidden, dtype) if tokens else 0.0
@@ -41,6 +48,5 @@ def formats_table(names: Sequence[str], tokens: int, hidden: int, dtype: str) ->
         nominal = nominal_bits(fmt, dtype, hidden)
         rows.append([fmt.name, f"{nominal:.4g}", f"{bits:.4f}", f"{ratio:.2f}x", ", ".join(covers) or "none here"])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join(lines if names else [*lines, SUFFIXES])
