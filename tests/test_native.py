@@ -63,6 +63,18 @@ def test_bytes_and_values_equal_the_reference(codec, name):
 def test_every_16_bit_value_beside_extremes(name, dtype):
     x = beside_extremes(DTYPES[dtype])
     check_case(CpuCodec(), parse_format(name).with_group(8), x, name)
+    # Groups of whole chunks of 32 take another way from fp16 to fp32.
+    check_case(CpuCodec(), parse_format(name).with_group(32), x[: len(x) // 4 * 4].view(-1, 32), name)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_sums_of_every_16_bit_value(codec, dtype):
+    every = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(DTYPES[dtype])
+    others = every[torch.randperm(65536, generator=torch.Generator().manual_seed(0))]
+    # Rows of 1000 end in less than a chunk of 32; the product has more bits than the dtype and meets ties.
+    partials = torch.stack([every, others, (others.float() * 0.37).to(every.dtype)])[:, :65000].view(3, 65, 1000)
+    expected = all_reduce(partials, parse_comm("fp32_ordered"), REFERENCE).values
+    same_bits(codec.fused_all_reduce(partials, parse_comm("fp32_ordered"))[0], expected, dtype)
 
 
 @pytest.mark.parametrize("hidden", HIDDEN_SIZES)

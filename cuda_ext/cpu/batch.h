@@ -5,6 +5,7 @@
 
 #include <type_traits>
 
+#include "cpu/convert.h"
 #include "cpu/kernels.h"
 #include "fc/scalar.h"
 
@@ -22,9 +23,6 @@ struct Batch {
   alignas(64) float low[kBatch], step[kBatch], inverse[kBatch];
   Meta meta[kBatch];
 };
-
-// Groups are mostly whole multiples of this: a loop of known length leaves the compiler no tail to take care of.
-constexpr int32_t kChunk = 32;
 
 // Calls body(i) for i in [0, n), independent of each other.
 template <class Body>

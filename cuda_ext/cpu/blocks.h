@@ -135,8 +135,8 @@ int64_t encode_block(const Codec& codec, const void* values, int64_t stride, int
       const Bits* __restrict in = b.x[k];
       const Scale s = scale_at(b, k);
       const int32_t n = b.n[k];
-      for_each(n, [&](int32_t i) __attribute__((always_inline)) {
-        out[i] = static_cast<uint8_t>(S::code(q, s, D::widen(in[i])));
+      for_each_value<D>(in, n, [&](int32_t i, float v) __attribute__((always_inline)) {
+        out[i] = static_cast<uint8_t>(S::code(q, s, v));
       });
     } else {
       ++nonfinite;

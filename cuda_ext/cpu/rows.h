@@ -50,8 +50,8 @@ int64_t plain_row(const Codec& codec, const typename D::Bits* row, const Sink si
         continue;
       }
       const Scale s = scale_at(b, k);
-      for_each(n, [&](int32_t i) __attribute__((always_inline)) {
-        sink(column + i, S::value(s, S::level(q, s, D::widen(x[i]))));
+      for_each_value<D>(x, n, [&](int32_t i, float v) __attribute__((always_inline)) {
+        sink(column + i, S::value(s, S::level(q, s, v)));
       });
     }
   }
@@ -141,7 +141,10 @@ void sum_row(const void* x, float* __restrict acc, bool first, int64_t hidden) {
 template <class D>
 void round_row(const float* __restrict acc, void* out, int64_t hidden) {
   auto* __restrict row = static_cast<typename D::Bits*>(out);
-  for (int64_t c = 0; c < hidden; ++c) row[c] = D::round(acc[c]);
+  int64_t c = 0;
+  if constexpr (kConverts<D>)
+    for (; c + kChunk <= hidden; c += kChunk) round_chunk(acc + c, row + c);
+  for (; c < hidden; ++c) row[c] = D::round(acc[c]);
 }
 
 }  // namespace
