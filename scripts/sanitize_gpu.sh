@@ -28,7 +28,8 @@ say() { printf '%s\n' "$*" | tee -a "$text"; }
 run() {
   local expected=$1 tool=$2 status=0 found
   shift 2
-  say "" "\$ compute-sanitizer --tool $tool --error-exitcode 66${padding[*]:+ ${padding[*]}} python ${check[*]} $*"
+  say ""
+  say "\$ compute-sanitizer --tool $tool --error-exitcode 66${padding[*]:+ ${padding[*]}} python ${check[*]}${*:+ $*}"
   found=$("$sanitizer" --tool "$tool" --error-exitcode 66 "${padding[@]}" "$python" "${check[@]}" "$@" 2>&1) || status=$?
   printf '%s\n' "$found" | grep -E 'SUMMARY|compared|planted|differs|^error|Error:|not supported' | tail -n 8 | tee -a "$text"
   if [ "$expected" = 0 ] && { [ $status != 0 ] || ! grep -q 'SUMMARY: 0 ' <<<"$found"; }; then
@@ -59,7 +60,8 @@ run 0 initcheck --no-poison
 run 0 racecheck
 run 0 synccheck
 
-say "" "$([ $failed = 0 ] && echo 'result: all clean, both planted mistakes seen' || echo 'result: FAILED')"
+say ""
+say "$([ $failed = 0 ] && echo 'result: all clean, both planted mistakes seen' || echo 'result: FAILED')"
 mkdir -p "$(dirname "$record")"
 cp "$text" "$record"
 echo "written: $record"
