@@ -15,10 +15,13 @@ from fc_eval.collective.all_reduce import all_reduce
 from fc_eval.collective.comm import Comm, parse_comm
 from fc_eval.collective.traffic import traffic_of
 from fc_eval.errors import FcEvalError
+from fc_eval.parallel.column_parallel import ColumnParallelForward
 from fc_eval.parallel.policy import Policy
 from fc_eval.parallel.row_parallel import RowParallelForward
-from fc_eval.parallel.site import Site, check_world_size
-from fc_eval.parallel.sites import find_decoder, find_sites
+from fc_eval.parallel.site import Site
+from fc_eval.parallel.sites import find_decoder
+from fc_eval.parallel.split import Split, find_split
+from fc_eval.parallel.stand_in import StandIn
 from fc_eval.parallel.stats import CommStats, Counts, Tally, merged, on_cpu, summarize
 
 
@@ -39,15 +42,14 @@ class Attachment:
     """A model whose row-parallel layers communicate; made by `communicate`, and in force inside its `with` block.
 
     Attributes:
+        split: how the model is split.
         sites: the row-parallel layers, in the model's order.
         world_size: W.
     """
 
-    def __init__(self, model: nn.Module, comm: str | Comm | Policy, world_size: int, codec: str) -> None:
-        self.sites: tuple[Site, ...] = find_sites(model)
-        self.world_size = world_size
-        check_world_size(self.sites, world_size)
-        self._targets = {site.name: _plain_linear(model, site.name) for site in self.sites}
+    def __init__(self, model: nn.Module, comm: str | Comm | Policy, split: Split, codec: str) -> None:
+        self.split, self.sites, self.world_size = split, split.sites, split.world_size
+        self._targets = {site.name: plain_linear(model, site.name) for site in self.sites}
         self._codecs: dict[tuple[str, Comm, torch.dtype, torch.device], tuple[Codec, str]] = {}
         self._arm = self._make_arm(comm, codec)
 
@@ -143,6 +145,13 @@ class Attachment:
         self._arm.tallies[site.name].add(partials_WTH.shape[1], reduced)
         return reduced.values
 
+    def _forwards(self, model: nn.Module) -> list[StandIn]:
+        """What stands in for the layers' own forwards."""
+        full, size = self.split.plan == "full", self.world_size
+        rows = [RowParallelForward(self._targets[s.name], s, size, self._reduce, contiguous=full) for s in self.sites]
+        columns = [ColumnParallelForward(plain_linear(model, name), name, size) for name in self.split.columns]
+        return [*rows, *columns]
+
     @contextmanager
     def _installed(self, model: nn.Module) -> Iterator[None]:
         """Replaces the forwards while the block runs; all of them or none."""
@@ -150,8 +159,7 @@ class Attachment:
         if any(isinstance(hook, _CountForwards) and hook.attachment for hook in decoder._forward_pre_hooks.values()):
             raise FcEvalError("this model communicates already: use set_comm, or leave the other `with` block first")
         # At W = 1 nothing is split: the layers stay untouched.
-        sites = self.sites if self.world_size > 1 else ()
-        forwards = [RowParallelForward(self._targets[s.name], s, self.world_size, self._reduce) for s in sites]
+        forwards = self._forwards(model) if self.world_size > 1 else []
         with ExitStack() as stack:
             stack.callback(decoder.register_forward_pre_hook(_CountForwards(self)).remove)
             for forward in forwards:
@@ -175,7 +183,7 @@ class _CountForwards:
         return _CountForwards, ()
 
 
-def _plain_linear(model: nn.Module, name: str) -> nn.Linear:
+def plain_linear(model: nn.Module, name: str) -> nn.Linear:
     """The layer of that name, whose weight is or will be in memory in a dtype that can be communicated."""
     module = model.get_submodule(name)
     assert isinstance(module, nn.Linear)  # find_sites has made sure
@@ -191,7 +199,9 @@ def _plain_linear(model: nn.Module, name: str) -> nn.Linear:
 
 
 @contextmanager
-def communicate(model: nn.Module, comm: str | Comm | Policy, tp: int, codec: str = "auto") -> Iterator[Attachment]:
+def communicate(
+    model: nn.Module, comm: str | Comm | Policy, tp: int, codec: str = "auto", plan: str = "row_only"
+) -> Iterator[Attachment]:
     """Lets the row-parallel layers of a transformers model communicate while the block runs.
 
     Args:
@@ -199,6 +209,9 @@ def communicate(model: nn.Module, comm: str | Comm | Policy, tp: int, codec: str
         comm: one comm for all layers (a `Comm` or its name), or a policy.
         tp: world size W, a whole number that divides the input of every site; 1 leaves the layers untouched.
         codec: 'auto', 'reference', 'cpu' or 'cuda'; all give the same bits.
+        plan: 'row_only' computes everything but the row-parallel layers as the unsplit model does; 'full' computes the
+            column-parallel layers rank by rank as well, and every product on contiguous slices, so that the numbers are
+            those of real ranks on the same kind of device; slower, and W has to divide the heads.
 
     Nothing is left behind, whatever happens in the block. A copy or a pickle of the model made inside does not
     communicate. A model compiled with torch.compile runs its row-parallel layers eagerly, with the same bits.
@@ -210,6 +223,6 @@ def communicate(model: nn.Module, comm: str | Comm | Policy, tp: int, codec: str
         FcEvalError: the model, W, comm or codec are not possible, the model or a layer of it communicates already, or
             something else than accelerate has replaced the forward of a row-parallel layer.
     """
-    attachment = Attachment(model, comm, tp, codec)
+    attachment = Attachment(model, comm, find_split(model, tp, plan), codec)
     with attachment._installed(model):
         yield attachment

@@ -55,11 +55,13 @@ def tp_plan(model: nn.Module) -> dict[str, str]:
     )
 
 
-def _prefix(model: nn.Module, part: nn.Module) -> str:
-    return next(f"{name}." if name else "" for name, module in model.named_modules() if module is part)
+def decoder_prefix(model: nn.Module) -> str:
+    """What stands in front of a module's name in the decoder to make its name in the model: 'model.' or nothing."""
+    decoder = find_decoder(model)
+    return next(f"{name}." if name else "" for name, module in model.named_modules() if module is decoder)
 
 
-def _targets(decoder: nn.Module, pattern: str) -> Iterator[tuple[str, nn.Module]]:
+def plan_targets(decoder: nn.Module, pattern: str) -> Iterator[tuple[str, nn.Module]]:
     """Modules whose name matches a plan pattern, in which `*` stands for one component."""
     wanted = re.compile(r"[^.]+".join(re.escape(piece) for piece in pattern.split("*")))
     return ((name, module) for name, module in decoder.named_modules() if wanted.fullmatch(name))
@@ -67,7 +69,7 @@ def _targets(decoder: nn.Module, pattern: str) -> Iterator[tuple[str, nn.Module]
 
 def _refuse_experts(decoder: nn.Module, plan: Mapping[str, str], prefix: str) -> None:
     for pattern, style in plan.items():
-        found = next(_targets(decoder, pattern), None) if style in UNCOVERED else None
+        found = next(plan_targets(decoder, pattern), None) if style in UNCOVERED else None
         if found is not None:
             raise FcEvalError(
                 f"{prefix}{found[0]} ({type(found[1]).__name__}) is summed over ranks by the plan's style {style!r}: "
@@ -93,10 +95,10 @@ def find_sites(model: nn.Module) -> tuple[Site, ...]:
         FcEvalError: no plan, no matching layer, a mixture of experts, or a target that is not a plain `nn.Linear`.
     """
     decoder, plan = find_decoder(model), tp_plan(model)
-    prefix = _prefix(model, decoder)
+    prefix = decoder_prefix(model)
     _refuse_experts(decoder, plan, prefix)
     patterns = [pattern for pattern, style in plan.items() if style in ROW_PARALLEL]
-    rows = {name: module for pattern in patterns for name, module in _targets(decoder, pattern)}
+    rows = {name: module for pattern in patterns for name, module in plan_targets(decoder, pattern)}
     sites = []
     for name, module in decoder.named_modules():
         if name not in rows:

@@ -1,0 +1,142 @@
+"""One rank's part of a model, whose row-parallel layers communicate with the other ranks of a group.
+
+The emulated `Attachment` with another reduction: one partial sum per call instead of W. Beside the all-reduces, ranks
+tell each other two things: before each forward pass what they are about to compute, and, when the counts are checked,
+a checksum of all that came out. So ranks with different data, shapes or comms are an error and not a hang, and
+different results on two ranks never become a number.
+"""
+
+import hashlib
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from fc_eval.collective.comm import Comm
+from fc_eval.collective.ranks import Ranks
+from fc_eval.collective.reducers import get_reducer
+from fc_eval.errors import FcEvalError
+from fc_eval.parallel.emulate import Attachment
+from fc_eval.parallel.policy import Policy
+from fc_eval.parallel.row_parallel import RowParallelForward
+from fc_eval.parallel.site import Site
+from fc_eval.parallel.sites import find_decoder
+from fc_eval.parallel.split import Split
+from fc_eval.parallel.stand_in import StandIn
+from fc_eval.parallel.stats import CommStats, Tally
+
+# Views of the same width, to sum bits as integers.
+_INTEGERS = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: torch.int32}
+_CHECKSUM_FACTOR = 1_000_003
+
+
+class RankAttachment(Attachment):
+    """Communication of one rank, in force from the beginning until `close`; all ranks call its methods together.
+
+    Attributes:
+        ranks: the group.
+        reducer: name of what reduces.
+    """
+
+    def __init__(
+        self, model: nn.Module, comm: str | Comm | Policy, split: Split, ranks: Ranks, codec: str, reducer: str
+    ) -> None:
+        assert split.world_size == ranks.world_size
+        self.ranks = ranks
+        self._reducer = get_reducer(reducer, ranks)
+        self._checksum: torch.Tensor | int = 0
+        self._steps = 0
+        super().__init__(model, comm, split, codec)
+        self._stack = ExitStack()
+        self._stack.enter_context(self._installed(model))
+        if self.world_size > 1:
+            decoder = find_decoder(model)
+            self._stack.callback(decoder.register_forward_pre_hook(self._agree, with_kwargs=True).remove)
+            self._stack.callback(decoder.register_forward_hook(self._add_to_checksum).remove)
+
+    @property
+    def reducer(self) -> str:
+        """Name of the reducer that this rank uses."""
+        return self._reducer.name
+
+    def close(self) -> None:
+        """Ends the communication; the model stays what it is, the part of one rank, and is of no use alone."""
+        self._stack.close()
+
+    def reset_stats(self) -> None:
+        """Forgets all counts."""
+        super().reset_stats()
+        self._checksum = 0
+
+    def stats(self) -> CommStats:
+        """What happened on all ranks since the last reset; every rank calls this and gets the same."""
+        own = self._arm.tallies
+        self._arm.tallies = self._of_all_ranks()
+        try:
+            return super().stats()
+        finally:
+            self._arm.tallies = own
+
+    def check_calls(self) -> None:
+        """Makes sure that every site was reduced once per forward pass, and that all ranks hold the same results.
+
+        Raises:
+            FcEvalError: otherwise.
+        """
+        super().check_calls()
+        found = self.ranks.gather(int(self._checksum))
+        different = [rank for rank, checksum in enumerate(found) if checksum != found[0]]
+        if different:
+            raise FcEvalError(
+                f"rank {different[0]} holds other results than rank 0 (checksums of what the decoder gave differ): "
+                "the ranks must run on devices of the same kind with the same number of threads"
+            )
+
+    def _forwards(self, model: nn.Module) -> list[StandIn]:
+        parts = [replace(site, in_features=site.in_features // self.world_size) for site in self.sites]
+        return [RowParallelForward(self._targets[part.name], part, 1, self._reduce) for part in parts]
+
+    def _reduce(self, site: Site, partials_WTH: torch.Tensor) -> torch.Tensor:
+        (partial_TH,) = partials_WTH  # this rank's own
+        comm = self._arm.comms[site.name]
+        codec = self._codec(self._arm.codec, comm, partial_TH.dtype, partial_TH.device)
+        reduced = self._reducer(partial_TH, comm, codec)
+        self._arm.tallies[site.name].add(len(partial_TH), reduced)
+        return reduced.values
+
+    def _of_all_ranks(self) -> dict[str, Tally]:
+        """The tallies with the non-finite groups of all ranks, of which each has counted its own share."""
+        groups = {name: tally.nonfinite_groups for name, tally in self._arm.tallies.items()}
+        shares = self.ranks.gather({name: None if g is None else g.cpu() for name, g in groups.items()})
+        totals: dict[str, Any] = {
+            name: None if groups[name] is None else torch.stack([share[name] for share in shares]).sum(0)
+            for name in groups
+        }
+        return {name: replace(tally, nonfinite_groups=totals[name]) for name, tally in self._arm.tallies.items()}
+
+    def _agree(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Pre-forward hook: all ranks are about to compute the same."""
+        given = [*args, kwargs.get("input_ids"), kwargs.get("inputs_embeds")]
+        inputs = next((x for x in given if isinstance(x, torch.Tensor)), torch.empty(0))
+        self._steps += 1
+        facts = {
+            "the comm": ", ".join(dict.fromkeys(comm.name for comm in self._arm.comms.values())),
+            "the reducer": self.reducer,
+            "the input's shape": list(inputs.shape),
+            "the input's hash": _sha256(inputs),
+        }
+        self.ranks.agree(f"forward pass {self._steps}", facts)
+
+    def _add_to_checksum(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Post-forward hook: what the decoder gave enters the checksum, on the device."""
+        hidden = output[0]
+        bits = hidden.contiguous().view(_INTEGERS[hidden.dtype]).sum(dtype=torch.int64)
+        self._checksum = self._checksum * _CHECKSUM_FACTOR + bits
+
+
+def _sha256(values: torch.Tensor) -> str:
+    """The first digits of a hash of the values' bytes; waits for the device."""
+    plain = values.detach().cpu().contiguous().view(-1).view(torch.uint8)
+    return hashlib.sha256(plain.numpy().tobytes()).hexdigest()[:16]

@@ -1,0 +1,55 @@
+"""A whole model becomes the part of one rank, in place: contiguous copies of its slices replace the whole weights.
+
+Rank r of W keeps rows [r * N/W, (r + 1) * N/W) of a column-parallel weight [N, K] with the same part of the bias, and
+columns [r * K/W, (r + 1) * K/W) of a row-parallel weight [H, K] with the whole bias, which is added after the sum.
+"""
+
+import torch
+from torch import nn
+
+from fc_eval.parallel.split import Split
+
+
+def shard_(model: nn.Module, split: Split, rank: int) -> None:
+    """Keeps what rank r holds, and lets go of the rest."""
+    for name in split.columns:
+        module = _linear(model, name)
+        rows = part(module.out_features, rank, split.world_size)
+        module.weight = _copy(module.weight[rows])
+        if module.bias is not None:
+            module.bias = _copy(module.bias[rows])
+        module.out_features = rows.stop - rows.start
+    for site in split.sites:
+        module = _linear(model, site.name)
+        columns = part(site.in_features, rank, split.world_size)
+        module.weight = _copy(module.weight[:, columns])
+        module.in_features = columns.stop - columns.start
+        if site.name in split.whole_inputs:
+            module.register_forward_pre_hook(_SplitInput(columns))
+
+
+def part(size: int, rank: int, world_size: int) -> slice:
+    """The share of rank r of `size` features, which W divides."""
+    width = size // world_size
+    return slice(rank * width, (rank + 1) * width)
+
+
+class _SplitInput:
+    """Pre-forward hook of a row-parallel layer whose input is whole on each rank."""
+
+    def __init__(self, columns: slice) -> None:
+        self.columns = columns
+
+    def __call__(self, module: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor]:
+        (whole,) = args
+        return (whole[..., self.columns],)
+
+
+def _linear(model: nn.Module, name: str) -> nn.Linear:
+    module = model.get_submodule(name)
+    assert isinstance(module, nn.Linear)  # find_split has made sure
+    return module
+
+
+def _copy(values: torch.Tensor) -> nn.Parameter:
+    return nn.Parameter(values.detach().clone(memory_format=torch.contiguous_format), requires_grad=False)
