@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fc_eval.library import all_reduce, decode, encode
     from fc_eval.models.load import load_model
     from fc_eval.parallel.emulate import communicate
+    from fc_eval.tensor_parallel import load_tensor_parallel
 
 __all__ = [
     "Comm",
@@ -32,6 +33,7 @@ __all__ = [
     "decode",
     "encode",
     "load_model",
+    "load_tensor_parallel",
     "parse_comm",
     "parse_format",
 ]
@@ -42,6 +44,7 @@ _LAZY = {
     "all_reduce": "fc_eval.library",
     "communicate": "fc_eval.parallel.emulate",
     "load_model": "fc_eval.models.load",
+    "load_tensor_parallel": "fc_eval.tensor_parallel",
 }
 
 

@@ -17,9 +17,9 @@ from typing import Any
 
 from fc_eval.collective.comm import BASELINE
 from fc_eval.config import RunConfig
-from fc_eval.errors import FcEvalError
+from fc_eval.errors import FcEvalError, LostProcessError
 from fc_eval.evaluate.data import mirror_serves_all
-from fc_eval.evaluate.processes import LostProcessError, Processes, joined
+from fc_eval.evaluate.processes import Processes, joined
 from fc_eval.launch import LOST_EXIT, USER_ERROR_EXIT, die_with_parent, is_launched, launch, report_error
 from fc_eval.results.kept import kept_eval
 from fc_eval.results.store import RunFolder

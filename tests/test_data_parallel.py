@@ -11,8 +11,8 @@ from shared_evaluations import everything, write_tasks
 
 from fc_eval import machine
 from fc_eval.compose import compose_one
-from fc_eval.errors import FcEvalError
-from fc_eval.evaluate.processes import ALONE, LostProcessError, Processes
+from fc_eval.errors import FcEvalError, LostProcessError
+from fc_eval.evaluate.processes import ALONE, Processes
 from fc_eval.evaluate.progress import Ticker
 from fc_eval.results.store import RunStore
 from fc_eval.sweep import execute, plan

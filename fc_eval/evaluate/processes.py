@@ -10,16 +10,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
+from fc_eval.errors import LostProcessError
+
 T = TypeVar("T")
 R = TypeVar("R")
 
 # The longest wait for the slowest process, which may have one batch more to do. A process that dies is noticed by
 # whoever started it, long before this.
 WAIT = timedelta(hours=1)
-
-
-class LostProcessError(RuntimeError):
-    """Another process of this run has ended or does not answer; its own words say why."""
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
 """A `ModelConfig` becomes a model in evaluation mode and its tokenizer: fetched, checked whole, then loaded."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from fc_eval.errors import FcEvalError
 from fc_eval.models.checkpoint import check_folder
@@ -50,12 +51,15 @@ class LoadedModel:
         return f"{type(self.model).__name__}, {millions:.1f}M parameters, {self.config.dtype}, {self.device}"
 
 
-def load_model(config: ModelConfig, device: str = "cpu") -> LoadedModel:
+def load_model(
+    config: ModelConfig, device: str = "cpu", check: Callable[[PreTrainedModel], None] | None = None
+) -> LoadedModel:
     """Loads a model and its tokenizer.
 
     Args:
         config: where from, and how.
         device: 'cpu', 'cuda', 'cuda:1', ...; ignored where `config.device_map` places the model.
+        check: called with the model before its weights are read, when they are on the meta device; may raise.
 
     Raises:
         FcEvalError: anything about the source, the device or the options that the user can mend.
@@ -71,6 +75,8 @@ def load_model(config: ModelConfig, device: str = "cpu") -> LoadedModel:
         assert config.shape is not None
         spec, dtype = config.tiny, DTYPES[config.dtype]
         model = tiny_model(config.shape, spec.family, spec.seed, dtype, config.attn_implementation)
+        if check is not None:
+            check(model)
         note = f"random weights (seed {spec.seed})"
         return LoadedModel(config, model.to(device), byte_tokenizer(), (), (note,))
     source = _locate(config)
@@ -78,6 +84,8 @@ def load_model(config: ModelConfig, device: str = "cpu") -> LoadedModel:
     folder = checkpoint_of(source, DTYPES[config.dtype]) if is_gguf else source
     files = check_folder(folder)
     tokenizer = _load_tokenizer(config, folder)
+    if check is not None:
+        check(_without_weights(config, folder))
     model = _load_weights(config, folder, device)
     notes = (*((config.note,) if config.note else ()), *((f"dequantized from {source.name}",) if is_gguf else ()))
     return LoadedModel(config, model, tokenizer, (source,) if is_gguf else files, notes)
@@ -102,6 +110,21 @@ def _load_tokenizer(config: ModelConfig, folder: Path) -> PreTrainedTokenizerBas
     if config.add_bos_token and tokenizer.bos_token_id is None:
         raise FcEvalError(f"the tokenizer of {config.name} has no BOS token: set model.add_bos_token=false")
     return tokenizer
+
+
+def _without_weights(config: ModelConfig, folder: Path) -> PreTrainedModel:
+    """The model with its weights on the meta device: every layer and size, and no memory."""
+    try:
+        read = AutoConfig.from_pretrained(folder, trust_remote_code=config.trust_remote_code)
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(
+                read,
+                dtype=DTYPES[config.dtype],
+                attn_implementation=config.attn_implementation,
+                trust_remote_code=config.trust_remote_code,
+            )
+    except Exception as error:  # configuration and the model's own code have no common error type
+        raise _not_loadable("model", config, folder, error) from error
 
 
 def _load_weights(config: ModelConfig, folder: Path, device: str) -> PreTrainedModel:

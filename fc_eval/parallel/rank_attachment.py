@@ -7,6 +7,7 @@ different results on two ranks never become a number.
 """
 
 import hashlib
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -18,14 +19,14 @@ from fc_eval.collective.comm import Comm
 from fc_eval.collective.ranks import Ranks
 from fc_eval.collective.reducers import get_reducer
 from fc_eval.errors import FcEvalError
-from fc_eval.parallel.emulate import Attachment
+from fc_eval.parallel.emulate import Arm, Attachment
 from fc_eval.parallel.policy import Policy
 from fc_eval.parallel.row_parallel import RowParallelForward
 from fc_eval.parallel.site import Site
 from fc_eval.parallel.sites import find_decoder
 from fc_eval.parallel.split import Split
 from fc_eval.parallel.stand_in import StandIn
-from fc_eval.parallel.stats import CommStats, Tally
+from fc_eval.parallel.stats import CommStats, Counts
 
 # Views of the same width, to sum bits as integers.
 _INTEGERS = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: torch.int32}
@@ -48,6 +49,7 @@ class RankAttachment(Attachment):
         self._reducer = get_reducer(reducer, ranks)
         self._checksum: torch.Tensor | int = 0
         self._steps = 0
+        self._summed: Arm | None = None  # the arm whose counts are those of all ranks
         super().__init__(model, comm, split, codec)
         self._stack = ExitStack()
         self._stack.enter_context(self._installed(model))
@@ -70,14 +72,33 @@ class RankAttachment(Attachment):
         super().reset_stats()
         self._checksum = 0
 
+    def counts(self) -> Counts:
+        """What all ranks of this group counted since the last reset; every rank calls this and gets the same."""
+        forwards, tallies = super().counts()
+        # Of the non-finite groups each rank has counted its own share.
+        shares = self.ranks.gather({name: tally.nonfinite_groups for name, tally in tallies.items()})
+        for name, tally in tallies.items():
+            found = [groups for share in shares if (groups := share[name]) is not None]
+            tally.nonfinite_groups = torch.stack(found).sum(0) if found else None
+        return forwards, tallies
+
+    def set_counts(self, counts: Iterable[Counts]) -> None:
+        """Counts anew from the sum of what several groups counted."""
+        super().set_counts(counts)
+        self._summed = self._arm
+
     def stats(self) -> CommStats:
         """What happened on all ranks since the last reset; every rank calls this and gets the same."""
-        own = self._arm.tallies
-        self._arm.tallies = self._of_all_ranks()
+        arm = self._arm
+        if arm is self._summed:
+            return super().stats()
+        forwards, tallies = self.counts()
+        self._arm = replace(arm)
+        self._arm.forwards, self._arm.tallies = forwards, tallies
         try:
             return super().stats()
         finally:
-            self._arm.tallies = own
+            self._arm = arm
 
     def check_calls(self) -> None:
         """Makes sure that every site was reduced once per forward pass, and that all ranks hold the same results.
@@ -105,16 +126,6 @@ class RankAttachment(Attachment):
         reduced = self._reducer(partial_TH, comm, codec)
         self._arm.tallies[site.name].add(len(partial_TH), reduced)
         return reduced.values
-
-    def _of_all_ranks(self) -> dict[str, Tally]:
-        """The tallies with the non-finite groups of all ranks, of which each has counted its own share."""
-        groups = {name: tally.nonfinite_groups for name, tally in self._arm.tallies.items()}
-        shares = self.ranks.gather({name: None if g is None else g.cpu() for name, g in groups.items()})
-        totals: dict[str, Any] = {
-            name: None if groups[name] is None else torch.stack([share[name] for share in shares]).sum(0)
-            for name in groups
-        }
-        return {name: replace(tally, nonfinite_groups=totals[name]) for name, tally in self._arm.tallies.items()}
 
     def _agree(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Pre-forward hook: all ranks are about to compute the same."""
