@@ -36,7 +36,8 @@ def until(what, seconds=60.0):
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks at /proc")
 @pytest.mark.parametrize("name", ["SIGINT", "SIGKILL"])
-def test_no_process_outlives_the_one_that_started_it(tmp_path, name):
+def test_no_process_outlives_the_one_that_started_it(tmp_path, tmp_path_factory, monkeypatch, name):
+    monkeypatch.setenv("TMPDIR", str(tmp_path_factory.mktemp("launch")))  # one that is killed leaves its folder there
     process = start(2, "launching", str(tmp_path))
     until(lambda: len([path for path in tmp_path.iterdir() if path.read_text()]) == 2)
     pids = [int(path.read_text()) for path in tmp_path.iterdir()]
