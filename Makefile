@@ -1,4 +1,4 @@
-# make demo   evaluate a real model under quantized communication and write a report   (no model hub, no GPU)
+# make demo   evaluate a real model under quantized communication and write a report   (no model hub, no GPU, minutes)
 # make test   lint, types and the whole test suite
 # make sanitize      the native CPU code under sanitizers, and builds that break the contract (part of make test)
 # make sanitize-gpu  the CUDA kernels under compute-sanitizer, a record in reports/native (needs a GPU)
@@ -28,7 +28,8 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@touch $@
 
 demo: $(VENV)/.installed
-	$(BIN)/fc-eval run -m comm=int8,int4_int8,int4 tp=4 eval=[text,everyday] eval.runs.text.limit=$(WINDOWS) out=$(DEMO)/runs
+	@echo "four runs (baseline, INT8, INT4/INT8, INT4), one to two minutes each on two CPU cores; a second 'make demo' computes only what is missing"
+	$(BIN)/fc-eval run -m comm=int8,int4_int8,int4 tp=4 'eval=[text,everyday]' eval.runs.text.limit=$(WINDOWS) out=$(DEMO)/runs
 	$(BIN)/fc-eval report $(DEMO)/runs --out $(DEMO)/report
 
 lint: $(VENV)/.installed-dev

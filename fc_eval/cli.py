@@ -20,7 +20,7 @@ usage: fc-eval COMMAND ...
 
 examples:
   fc-eval run comm=int4 tp=4
-  fc-eval run -m comm=int8,int4_int8,int4 comm.group_size=32,128 tp=2,4,8 eval=[wikitext2,arc_easy] out=runs
+  fc-eval run -m comm=int8,int4_int8,int4 comm.group_size=32,128 tp=2,4,8 'eval=[wikitext2,arc_easy]' out=runs
   fc-eval report runs --out report
 `fc-eval run --help` lists the groups and every key.
 """

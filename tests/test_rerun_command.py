@@ -1,6 +1,7 @@
 """The command that a report prints for a run, read back by a shell and by Hydra, is the same run."""
 
 import functools
+import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fc_eval.cli import main
 from fc_eval.compose import compose_one
 from fc_eval.config import RunConfig
 from fc_eval.report.command import rerun_command
@@ -90,3 +92,20 @@ def test_any_path_survives_the_shell_and_hydra(path):
 def test_committed_runs_can_be_repeated(file):
     config = RunConfig.from_dict(yaml.safe_load(file.read_text())["config"])
     assert repeated(config) == config
+
+
+def test_a_printed_command_finds_its_run_done_before(tmp_path, capsys):
+    tiny = ["model=tiny", "tp=2", "eval=text", "eval.limit=1", "eval.runs.text.window_tokens=64", "device=cpu", RULE]
+    (tmp_path / "my text.txt").write_text("a text of its own, " * 40)
+    tiny += [f"eval.runs.text.path='{tmp_path / 'my text.txt'}'", "comm.reduce=int4-g32-sym", "comm.gather=int8-g64"]
+    assert main(["run", *tiny, f"out={tmp_path / 'runs'}"]) == 0
+    assert main(["report", str(tmp_path / "runs"), "--out", str(tmp_path / "report")]) == 0
+    commands = re.findall(r"`(fc-eval run [^`]*)`", (tmp_path / "report" / "report.md").read_text())
+    assert len(commands) == 2
+    for command in commands:
+        capsys.readouterr()
+        assert main([*shlex.split(command)[1:], f"out={tmp_path / 'runs'}", "dry_run=true"]) == 0
+        out = capsys.readouterr().out
+        assert "would run" not in out
+        assert "done before" in out
+    assert "*.o_proj int8" in (tmp_path / "report" / "results.csv").read_text()
