@@ -117,7 +117,10 @@ def _translate(message: str) -> FcEvalError:
     if refused and refused.group(1) not in (known := known_keys()):
         return unknown("key", refused.group(1), known, hint="`fc-eval run --cfg` prints all keys")
     if refused:
-        return FcEvalError(f"the value of {refused.group(1)} has a key that is not known there")
+        return FcEvalError(
+            f"{refused.group(1)} is not part of what was chosen (`fc-eval run --cfg` prints that), or its value has a "
+            "key that is not known there"
+        )
     return FcEvalError("the command line could not be composed: " + " ".join(message.split()))
 
 

@@ -32,7 +32,7 @@ COMMANDS = {
     "data and seeds": ["data.root='/mnt/my data'", "seed=3", "threads=2", "device=cpu", "codec=reference"],
     "a local model": ["model=local", "model.path=/models/x.gguf", "model.name=mine", "model.dtype=fp16"],
     "a file for a preset": ["model=smollm2", "model.path=/models/x.gguf"],
-    "another tiny model": ["model=tiny", "model.tiny.seed=4", "model.shape.hidden=256", "+model.shape.head_dim=64"],
+    "another tiny model": ["model=tiny", "model.tiny.seed=4", "model.shape.hidden=256", "model.shape.head_dim=64"],
     "published": ["model=smollm2", "model.published={wikitext2:5.5}"],
     "one limit": ["eval=[wikitext2,commonsense]", "eval.limit=5", "eval.divergence=true", "eval.batch_size=4"],
     "several limits": ["eval=[text,piqa]", "eval.limit=5", "eval.runs.text.limit=3", "eval.runs.text.window_tokens=64"],

@@ -133,6 +133,11 @@ def test_every_override_composes_or_gives_one_sentence(part):
         ("eval.runs.text.path=5", "path=5 of evaluation 'text': expected text, or null"),
         ("policy.rules=5", "policy.rules=5 is not possible: expected a list"),
         ("~tp", "tp is missing"),
+        ("eval=piqa eval.runs.text.limit=3", "eval.runs.text.limit is not part of what was chosen"),
+        (
+            "model.shape={a:1}",
+            "model.shape is not part of what was chosen (`fc-eval run --cfg` prints that), or its value",
+        ),
         ("out=rüns", "could not be read: expected KEY=VALUE; a value with special characters needs quotes"),
         ("tp=???", "Missing mandatory value"),
         ("tp=${nowhere}", "Interpolation key 'nowhere' not found"),
@@ -140,7 +145,7 @@ def test_every_override_composes_or_gives_one_sentence(part):
 )
 def test_mistakes_of_the_command_line_are_named(override, words):
     with pytest.raises(FcEvalError) as caught:
-        read(compose_mappings([override], sweep=False)[0])
+        read(compose_mappings(override.split(), sweep=False)[0])
     assert words in str(caught.value)
 
 

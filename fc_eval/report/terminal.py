@@ -23,6 +23,7 @@ def terminal_table(records: Iterable[RunRecord]) -> str:
         ]
         said = [accuracy_note(group), *published_flags(group.first), *(pair.problem for pair in group.pairs)]
         parts += [*dict.fromkeys(filter(None, said)), ""]
-    # What is to be known about a model stands once, under all tables that name it.
-    parts += dict.fromkeys(f"{record.arm.model}: {'; '.join(record.notes)}" for record in records if record.notes)
+    for model in dict.fromkeys(record.arm.model for record in records):  # once, under all tables that name it
+        notes = dict.fromkeys(note for record in records if record.arm.model == model for note in record.notes)
+        parts += [f"{model}: {'; '.join(notes)}"] if notes else []
     return "\n".join(parts).rstrip()
