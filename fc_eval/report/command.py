@@ -17,12 +17,13 @@ Tree = Mapping[str, Any]
 
 
 def rerun_command(settings: Tree) -> str:
-    """A command for a shell; composed, it gives the same configuration again.
+    """A command for a shell; composed, it gives the same configuration again, but for the number of processes.
 
     Args:
         settings: the configuration as a run records it (`RunConfig.as_dict`).
     """
     known = {"model", "comm", "policy", "policy_name", "tp", "eval", "data_root"}
+    known.add("processes")  # as many as there are GPUs: it changes no number
     defaults = root_defaults()
     parts = [*_model(settings["model"]), *_comm(settings["comm"])]
     parts += _policy(settings["policy"], settings["policy_name"])

@@ -5,9 +5,9 @@ from typing import Any
 
 from fc_eval.results.record import RunRecord
 
-# Of a recorded configuration: what differs between the arms of one baseline, and places of files.
+# Of a recorded configuration: what differs between the arms of one baseline, and what changes no number.
 _OF_ARMS = frozenset({"comm", "policy", "policy_name", "codec", "divergence"})
-_PLACES = frozenset({"path", "data_root"})
+_NO_NUMBERS = frozenset({"path", "data_root", "processes", "published", "note"})
 # Of an environment: what is no version of a package.
 _MACHINE = frozenset({"device", "device_name", "platform", "threads"})
 
@@ -50,7 +50,7 @@ def _told(values: Sequence[tuple[str, ...]], columns: Sequence[int]) -> int:
 def _flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
     """Dotted names and values of a recorded configuration; evaluations by their names."""
     for key, value in sorted(tree.items()):
-        if key in _OF_ARMS or key in _PLACES:
+        if key in _OF_ARMS or key in _NO_NUMBERS:
             continue
         if isinstance(value, Mapping):
             yield from _flat(value, f"{above}{key}.")
