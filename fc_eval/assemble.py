@@ -93,8 +93,7 @@ def _wire(config: RunConfig, comms: list[Mapping[str, Any]], hidden: int) -> dic
 def result_of(
     *,
     config: RunConfig,
-    fingerprint: str,
-    baseline_fingerprint: str | None,
+    tree: Mapping[str, Any],
     summaries: Mapping[str, Mapping[str, Any]],
     loaded: LoadedModel,
     hidden: int,
@@ -102,7 +101,7 @@ def result_of(
     processes: Processes,
     setup_s: float,
 ) -> dict[str, Any]:
-    """`result.json` of a finished run; `hidden` is the width of what is reduced.
+    """`result.json` of a finished run; `hidden` is the width of what is reduced, `tree` what `config.yaml` holds.
 
     Its `total_s` is the time spent on what it holds: each evaluation's own, whichever attempt computed it, and
     `setup_s`, what the attempt that finished the run took to load and check the model. Time of attempts that came to
@@ -119,8 +118,9 @@ def result_of(
     return {
         "schema": SCHEMA,
         "status": "done",
-        "fingerprint": fingerprint,
-        "baseline_fingerprint": baseline_fingerprint,
+        "fingerprint": tree["fingerprint"],
+        "baseline_fingerprint": tree["baseline_fingerprint"],
+        "contents": {"model": tree["model_files"], "data": tree["data"]},
         "arm": {
             "model": config.model.name,
             "weights": config.model.weights,
@@ -164,7 +164,7 @@ def result_of(
         },
         "protocol": {name: summary["protocol"] for name, summary in summaries.items()},
         "published": dict(config.model.published) if config.model.published else None,
-        "notes": list(dict.fromkeys([*loaded.notes, *(note for c in comms for note in c["notes"])])),
+        "notes": list(dict.fromkeys([*loaded.notes, *tree["unknown"], *(note for c in comms for note in c["notes"])])),
         "self_check": {"relative_error": check.relative_error, "bound": check.bound, "same_top1": check.same_top1},
         "time": {
             "total_s": setup_s + sum(summary["seconds"] for summary in summaries.values()),

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fc_eval.errors import FcEvalError
+from fc_eval.errors import FcEvalError, Terminated
 
 USAGE = """\
 usage: fc-eval COMMAND ...
@@ -55,18 +55,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     except FcEvalError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         print("stopped; the same command goes on where this one ended", file=sys.stderr)
-        return 130
+        return 143 if isinstance(stop, Terminated) else 130  # 128 and the number of the signal, as shells have it
     except BrokenPipeError:  # `fc-eval formats | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 
 def _run(rest: list[str]) -> int:
+    from fc_eval.child import sigterm_raises
     from fc_eval.hydra_app import run
 
-    return run(rest)
+    with sigterm_raises():
+        return run(rest)
 
 
 def _report(rest: list[str]) -> int:

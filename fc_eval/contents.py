@@ -3,12 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fc_eval.config import RunConfig
 from fc_eval.evaluate.sources import sources
-from fc_eval.hub_commit import hub_commit
 from fc_eval.models.config import ModelConfig, model_files
 from fc_eval.results.fingerprint import files_digest
+
+if TYPE_CHECKING:
+    from fc_eval.hub_commit import Commit, Kind
 
 
 @dataclass(frozen=True)
@@ -29,11 +32,17 @@ class Contents:
     unknown: tuple[str, ...]
 
 
+def _commit(kind: "Kind", repo_id: str, revision: str, config: str | None = None) -> "Commit":
+    from fc_eval.hub_commit import hub_commit  # the Hub's client takes a second to import, and most runs need none
+
+    return hub_commit(kind, repo_id, revision, config)
+
+
 def pinned(model: ModelConfig) -> ModelConfig:
     """The model with the commit of the Hub in place of its branch or tag, where it can be known."""
     if model.hub_id is None or model.path is not None:
         return model
-    commit = hub_commit("model", model.hub_id, model.revision)
+    commit = _commit("model", model.hub_id, model.revision)
     return replace(model, revision=commit.sha) if commit.sha else model
 
 
@@ -46,7 +55,7 @@ def contents(config: RunConfig) -> Contents:
     unknown: list[str] = []
     model = files_digest(model_files(config.model))
     if config.model.hub_id is not None and config.model.path is None:
-        commit = hub_commit("model", config.model.hub_id, config.model.revision)
+        commit = _commit("model", config.model.hub_id, config.model.revision)
         model = [f"hub:{config.model.hub_id}@{commit.sha or 'unknown'}"]
         if commit.sha is None:
             unknown.append(
@@ -60,7 +69,7 @@ def contents(config: RunConfig) -> Contents:
         unknown += found.unknown
         lines = files_digest(found.files)
         for ref in found.hub:
-            commit = hub_commit("dataset", ref.id, ref.revision, ref.config)
+            commit = _commit("dataset", ref.id, ref.revision, ref.config)
             lines.append(f"hub:{ref.id}@{commit.sha or 'unknown'}")
             # One data set in two revisions: neither can be told from the id alone.
             commits[ref.id] = commit.sha if commits.get(ref.id, commit.sha) == commit.sha else None

@@ -10,9 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-import httpx
 from huggingface_hub import HfApi, constants
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 TIMEOUT_S = 10.0
@@ -45,7 +43,7 @@ def hub_commit(kind: Kind, repo_id: str, revision: str, config: str | None = Non
         if sha:
             return Commit(str(sha))
         why = "the Hub names none"
-    except (HfHubHTTPError, HFValidationError, httpx.HTTPError, OSError) as error:  # OSError: offline mode
+    except Exception as error:  # offline mode, the Hub's answers, and whatever the HTTP library of its client raises
         why = f"the Hub cannot be asked, {type(error).__name__}"
     cached = (_cached_data(repo_id, config) if kind == "dataset" else None) or _cached_ref(kind, repo_id, revision)
     return Commit(cached) if cached else Commit(None, f"{why}, and nothing of it is cached")
@@ -62,13 +60,19 @@ def _cached_ref(kind: Kind, repo_id: str, revision: str) -> str | None:
 
 
 def _cached_data(dataset_id: str, config: str | None) -> str | None:
-    """The commit of the prepared data that `datasets` loads when it cannot reach the Hub: the most recent ones."""
+    """The commit of the prepared data that `datasets` loads when it cannot reach the Hub: the most recent of a config.
+
+    Where files were chosen by name, the cache has another config than the one asked for, and which one is not known
+    here; then all of them must agree.
+    """
     from datasets.naming import camelcase_to_snakecase
 
     *owner, name = dataset_id.split("/")
     root = Path(os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME) / "datasets")
     folder = root / "___".join([*owner, camelcase_to_snakecase(name)])
     found = [path for path in folder.glob("*/*/*") if COMMIT.fullmatch(path.name) and path.is_dir()]
-    # Where files were chosen by name, the config of the cache is not the one asked for.
-    same = [path for path in found if path.parts[-3] == config] or found
-    return max(same, key=lambda path: path.stat().st_mtime).name if same else None
+    same = [path for path in found if config is None or path.parts[-3] == config]
+    if same:
+        return max(same, key=lambda path: path.stat().st_mtime).name
+    commits = {path.name for path in found}
+    return commits.pop() if len(commits) == 1 else None

@@ -1,6 +1,7 @@
 """`fc-eval run`: each job of a sweep is composed and checked, then `sweep.execute` runs it in a child process."""
 
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,7 +9,8 @@ import yaml
 
 from fc_eval.compose import GROUPS, compose_mappings, compose_one
 from fc_eval.config import Job, RunConfig
-from fc_eval.errors import FcEvalError, unknown
+from fc_eval.errors import FcEvalError, os_error, unknown
+from fc_eval.launch import USER_ERROR_EXIT
 from fc_eval.presets import conf_dir, options
 from fc_eval.results.store import RunStore
 from fc_eval.sweep import Outcome, execute, summarize
@@ -38,36 +40,58 @@ def run(arguments: Sequence[str]) -> int:
         )
         return 0
     jobs: list[tuple[RunConfig, Job]] = []
-    mistakes: list[str] = []
-    for mapping in mappings:  # all of them before the first one runs: a mistake should not show after hours
-        try:
-            jobs.append((RunConfig.from_mapping(mapping), Job.from_mapping(mapping)))
-        except FcEvalError as error:
-            _note(error, mistakes)
     outcomes: list[Outcome] = []
+    refused = Refused()
+    for mapping in mappings:  # all of them before the first one runs: a mistake should not show after hours
+        with refused:
+            jobs.append((RunConfig.from_mapping(mapping), Job.from_mapping(mapping)))
     for config, job in jobs:
-        if job.fail_fast and (mistakes or any(outcome.state == "failed" for outcome in outcomes)):
+        if job.fail_fast and (refused or any(outcome.state == "failed" for outcome in outcomes)):
             break
-        try:
+        with refused:
             store = RunStore(Path(job.out))
-            store.prepare()
-            outcomes.extend(execute(config, store, dry_run=job.dry_run))
-        except FcEvalError as error:
-            _note(error, mistakes)
+            if not job.dry_run:
+                store.prepare()
+            outcomes.extend(execute(config, store, dry_run=job.dry_run, earlier=outcomes))
     if not outcomes:
-        return 2
+        return refused.status
     status = summarize(outcomes)
-    for mistake in mistakes:
-        print(f"not run: {mistake}")
+    for reason in [*refused.mistakes, *refused.defects]:
+        print(f"not run: {reason}")
     _print_table(outcomes)
-    return 2 if mistakes and not status else status
+    return status if status == 1 or not refused else refused.status
 
 
-def _note(error: FcEvalError, mistakes: list[str]) -> None:
-    """Says a mistake once, however many jobs share it."""
-    if str(error) not in mistakes:
-        mistakes.append(str(error))
-        print(f"error: {error}", file=sys.stderr)
+class Refused:
+    """Jobs that could not be run. As a context it lets one of them fail by itself: the others go on."""
+
+    def __init__(self) -> None:
+        self.mistakes: list[str] = []
+        self.defects: list[str] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.mistakes or self.defects)
+
+    @property
+    def status(self) -> int:
+        """Exit status: 1 for a defect of this program, 2 where there are only mistakes of the user's."""
+        return 1 if self.defects else USER_ERROR_EXIT
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if isinstance(error, BrokenPipeError) or not isinstance(error, Exception):
+            return False
+        if isinstance(error, (FcEvalError, OSError)):
+            text = str(os_error(error) if isinstance(error, OSError) else error)
+            if text not in self.mistakes:  # said once, however many jobs share it
+                self.mistakes.append(text)
+                print(f"error: {text}", file=sys.stderr)
+        else:
+            traceback.print_exception(error)
+            self.defects.append(f"{type(error).__name__}: {error}; this is a defect of fc-eval, see the traceback")
+        return True
 
 
 def _split(arguments: Sequence[str]) -> tuple[set[str], list[str]]:

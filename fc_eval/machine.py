@@ -25,7 +25,7 @@ def gpu_count() -> int:
     if not any(Path("/dev").glob("nvidia[0-9]*")):
         return 0
     probe = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
-    found = subprocess.run([sys.executable, "-c", probe], check=False, capture_output=True, text=True)
+    found = subprocess.run([sys.executable, "-P", "-c", probe], check=False, capture_output=True, text=True)
     return int(found.stdout) if found.returncode == 0 else 0
 
 

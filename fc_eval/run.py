@@ -10,14 +10,14 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 from fc_eval.collective.comm import BASELINE
 from fc_eval.config import RunConfig
-from fc_eval.errors import FcEvalError, LostProcessError
+from fc_eval.errors import FcEvalError, LostProcessError, is_disk_error, os_error
 from fc_eval.evaluate.data import mirror_serves_all
 from fc_eval.evaluate.processes import Processes, joined
 from fc_eval.launch import LOST_EXIT, USER_ERROR_EXIT, die_with_parent, is_launched, launch, report_error
@@ -25,8 +25,14 @@ from fc_eval.results.kept import kept_eval
 from fc_eval.results.store import RunFolder
 
 
-def carry_out(folder: RunFolder, config: RunConfig, baseline_fingerprint: str | None, processes: Processes) -> None:
+def carry_out(folder: RunFolder, config: RunConfig, tree: Mapping[str, Any], processes: Processes) -> None:
     """Loads, attaches, evaluates and records. Evaluations that the folder already holds are not repeated.
+
+    Args:
+        folder: of the run.
+        config: what to run.
+        tree: what the run is made of, as `config.yaml` keeps it beside the configuration.
+        processes: those that share the evaluations.
 
     Raises:
         FcEvalError: something that the user can mend.
@@ -34,6 +40,7 @@ def carry_out(folder: RunFolder, config: RunConfig, baseline_fingerprint: str | 
     import torch
 
     from fc_eval.assemble import eval_summary, result_of
+    from fc_eval.evaluate.loading import check_commits
     from fc_eval.evaluate.run import evaluate
     from fc_eval.models.load import load_model
     from fc_eval.parallel.emulate import communicate
@@ -77,6 +84,7 @@ def carry_out(folder: RunFolder, config: RunConfig, baseline_fingerprint: str | 
                 processes=processes,
             )
             attachment.set_counts(processes.gather(attachment.counts()))
+            check_commits(result.protocol, tree.get("commits") or {})
             attachment.check_calls()
             summaries[spec.name] = eval_summary(spec, result, attachment.stats(), time.time() - began)
             if processes.index == 0:
@@ -86,8 +94,7 @@ def carry_out(folder: RunFolder, config: RunConfig, baseline_fingerprint: str | 
         folder.write_result(
             result_of(
                 config=config,
-                fingerprint=folder.fingerprint,
-                baseline_fingerprint=baseline_fingerprint,
+                tree=tree,
                 summaries=summaries,
                 loaded=loaded,
                 hidden=attachment.sites[0].out_features,
@@ -163,13 +170,18 @@ def main(path: str) -> int:
         if config.processes != 1 and not is_launched():
             return launch(int(config.processes), "fc_eval.run", path)
         with _one_of(config) as processes:
-            carry_out(folder, config, tree["baseline_fingerprint"], processes)
+            carry_out(folder, config, tree, processes)
     except FcEvalError as error:
         report_error(error)
         return USER_ERROR_EXIT
     except LostProcessError as error:
         print(error, file=sys.stderr, flush=True)
         return LOST_EXIT
+    except OSError as error:
+        if not is_disk_error(error):
+            raise
+        report_error(os_error(error))
+        return USER_ERROR_EXIT
     return 0
 
 

@@ -4,33 +4,24 @@ A child that raises, exits, runs out of memory or is killed leaves the others al
 the same command tries only the missing runs again.
 """
 
-import os
-import signal
-import subprocess
-import sys
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from fc_eval.config import RunConfig
-from fc_eval.errors import FcEvalError
-from fc_eval.evaluate.sources import data_files
+from fc_eval.child import run_child
+from fc_eval.config import UNIFORM, RunConfig
+from fc_eval.contents import Contents, contents, pinned
+from fc_eval.errors import FcEvalError, os_error, os_reason
+from fc_eval.foresight import check_ahead
 from fc_eval.launch import USER_ERROR_EXIT
 from fc_eval.machine import settled
-from fc_eval.models.config import model_files
-from fc_eval.results.fingerprint import files_digest, fingerprint
+from fc_eval.results.fingerprint import fingerprint
 from fc_eval.results.record import RunRecord, read_run
-from fc_eval.results.state import is_run
-from fc_eval.results.store import HEARTBEAT_S, RunFolder, RunStore
-
-TAIL_LINES = 20
-# A child with several processes stops them before it ends; one that takes longer is killed.
-STOP_S = 10.0
+from fc_eval.results.state import is_run, unfinished
+from fc_eval.results.store import RunFolder, RunStore
 
 State = Literal["done", "skipped", "failed", "planned"]
 
@@ -50,12 +41,12 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Plan:
-    """A run with its identity resolved: device settled, files hashed."""
+    """A run with its identity resolved: device settled, files hashed, branches on the Hub replaced by commits."""
 
     config: RunConfig
     name: str
     fingerprint: str
-    model_files: tuple[str, ...]
+    contents: Contents
 
 
 def plan(config: RunConfig) -> Plan:
@@ -67,55 +58,65 @@ def plan(config: RunConfig) -> Plan:
     config = settled(config)
     if config.is_baseline:
         config = config.baseline()  # however it was asked for, it is the same run
-    root = Path(config.data_root) if config.data_root else None
-    files = {
-        "model": files_digest(model_files(config.model)),
-        # By evaluation: which file belongs to which one counts, not only which files there are.
-        "data": [
-            digest for spec in config.eval.specs for digest in [spec.name, *files_digest(data_files([spec], root))]
-        ],
-    }
-    evals = "-".join(spec.name for spec in config.eval.specs)
+    config = replace(config, model=pinned(config.model))
+    found = contents(config)
+    identity = fingerprint(config.identity(), {"model": found.model, "data": found.data})
+    return Plan(config, _name(config), identity, found)
+
+
+def _name(config: RunConfig) -> str:
+    """What a run folder is called: readable, and short enough for a file system; the fingerprint tells runs apart."""
     comm = config.comm.build()
-    group = f"-g{comm.reduce.group_size}" if comm.reduce else ""
-    policy = "" if config.policy_name == "uniform" else f"-{config.policy_name}"
-    name = f"{config.model.name}-{comm.short_name}{group}{policy}-tp{config.tp}-{evals}"
-    return Plan(
-        config,
-        "".join(c if c.isalnum() or c in "-_." else "_" for c in name)[:120],
-        fingerprint(config.identity(), files),
-        tuple(files["model"]),
-    )
+    groups = dict.fromkeys(fmt.group_size for fmt in (comm.reduce, comm.gather) if fmt is not None)
+    parts = [config.model.name, comm.short_name, *(f"g{group}" for group in groups)]
+    parts += [] if config.policy_name == UNIFORM else [config.policy_name]
+    parts += [f"tp{config.tp}", *(spec.name for spec in config.eval.specs)]
+    return "".join(c if c.isalnum() or c in "-_." else "_" for c in "-".join(parts))[:120]
 
 
 def execute(
-    config: RunConfig, store: RunStore, *, dry_run: bool = False, say: Callable[[str], None] = print
+    config: RunConfig,
+    store: RunStore,
+    *,
+    dry_run: bool = False,
+    earlier: Sequence[Outcome] = (),
+    say: Callable[[str], None] = print,
 ) -> list[Outcome]:
     """Makes sure that a run and the baseline it is compared with are in the store, computing only what is missing.
+
+    Args:
+        config: the run.
+        store: where runs are kept; a dry run changes nothing there.
+        dry_run: only say what would run.
+        earlier: what became of the runs before this one in the same sweep: each is tried, and told of, once.
+        say: takes one line on each run.
 
     Returns:
         One outcome per run, the baseline first. A failed baseline leaves its run undone, because a run without
         its baseline says nothing.
 
     Raises:
-        FcEvalError: the configuration refers to something that is not there.
+        FcEvalError: the configuration refers to something that is not there, or cannot work.
     """
+    known = {outcome.folder.path: outcome for outcome in earlier}
     target = plan(config)
+    check_ahead(target.config)
     plans = [target] if config.is_baseline else [plan(config.baseline()), target]
     outcomes: list[Outcome] = []
     for index, item in enumerate(plans):
         baseline = plans[0].fingerprint if index else None
+        folder = store.folder(item.name, item.fingerprint)
         if outcomes and outcomes[-1].state == "failed":
             why = f"its baseline {outcomes[-1].folder.path.name} failed"
-            folder = store.folder(item.name, item.fingerprint)
             outcomes.append(Outcome("failed", folder, error=why, mistake=outcomes[-1].mistake))
             break
-        outcomes.append(_ensure(item, baseline, store, dry_run, say))
+        outcomes.append(known.get(folder.path) or _ensure(item, baseline, folder, store, dry_run, say))
     return outcomes
 
 
-def _ensure(item: Plan, baseline: str | None, store: RunStore, dry_run: bool, say: Callable[[str], None]) -> Outcome:
-    folder = store.folder(item.name, item.fingerprint)
+def _ensure(
+    item: Plan, baseline: str | None, folder: RunFolder, store: RunStore, dry_run: bool, say: Callable[[str], None]
+) -> Outcome:
     name = folder.path.name
     if _done(folder, say):
         say(f"= {name}: done before")
@@ -124,12 +125,19 @@ def _ensure(item: Plan, baseline: str | None, store: RunStore, dry_run: bool, sa
         seconds = _estimate(item, store)
         say(f"+ {name}: would run, {f'about {seconds:.0f} s' if seconds else 'time unknown'}")
         return Outcome("planned", folder, seconds or 0.0)
-    with store.lock(item.fingerprint, lambda: say(f"~ {name}: waiting for another process that computes it")):
-        if _done(folder, lambda text: None):  # another process finished it while this one waited for the lock
-            say(f"= {name}: done by another process")
-            return Outcome("skipped", folder)
-        say(f"> {name}")
-        return _run_child(item, baseline, folder)
+    try:
+        with store.lock(item.fingerprint, lambda: say(f"~ {name}: waiting for another process that computes it")):
+            if _done(folder, lambda text: None):  # another process finished it while this one waited for the lock
+                say(f"= {name}: done by another process")
+                return Outcome("skipped", folder)
+            say(f"> {name}")
+            return _compute(item, baseline, folder)
+    except FcEvalError as error:
+        return Outcome("failed", folder, error=str(error), mistake=True)
+    except BrokenPipeError:  # nobody reads what is said any more
+        raise
+    except OSError as error:  # the folder or the log cannot be written
+        return Outcome("failed", folder, error=str(os_error(error, folder.path)), mistake=True)
 
 
 def _done(folder: RunFolder, say: Callable[[str], None]) -> bool:
@@ -161,94 +169,39 @@ def _what_takes_time(config: Mapping[str, Any]) -> tuple[Any, ...]:
     return config["model"]["name"], config["device"], config["tp"], config.get("processes", 1), specs
 
 
-def child_command(folder: RunFolder) -> list[str]:
-    """The command that carries out the run of a folder."""
-    return [sys.executable, "-m", "fc_eval.run", str(folder.path)]
-
-
-def _run_child(item: Plan, baseline: str | None, folder: RunFolder) -> Outcome:
+def _compute(item: Plan, baseline: str | None, folder: RunFolder) -> Outcome:
+    """Runs the child and judges what it left."""
     folder.write_config(
         {
             "config": item.config.as_dict(),
             "baseline_fingerprint": baseline,
-            "model_files": list(item.model_files),
+            "model_files": list(item.contents.model),
+            "data": {name: list(lines) for name, lines in item.contents.data.items()},
+            "commits": dict(item.contents.commits),
+            "unknown": list(item.contents.unknown),
         }
     )
-    started = time.time()
-    folder.set_status("running", child=None)
-    tail: deque[str] = deque(maxlen=TAIL_LINES)
-    # Threads that sleep while they wait: on a machine with other work, spinning ones made a forward pass several
-    # times slower (2 cores, load 7: above 35 s instead of 12 s), and on an idle one the difference is small.
-    environment = {"OMP_WAIT_POLICY": "PASSIVE"} | dict(os.environ)
-    environment |= {"PYTHONUNBUFFERED": "1", "FC_EVAL_PARENT": str(os.getpid())}
-    with folder.log_path.open("ab") as log:
-        process = subprocess.Popen(
-            child_command(folder), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment
-        )
-        beat = threading.Event()
-        heart = threading.Thread(target=_heartbeat, args=(folder, process.pid, beat), daemon=True)
-        heart.start()
-        try:
-            assert process.stdout is not None
-            for line in process.stdout:
-                log.write(line)
-                log.flush()
-                sys.stderr.buffer.write(line)
-                sys.stderr.flush()
-                tail.append(line.decode(errors="replace").rstrip())
-            code = process.wait()
-        except BaseException:
-            _stop(process)
-            folder.set_status("failed", error="stopped by the user")
-            raise
-        finally:
-            beat.set()
-            heart.join()
-    seconds = time.time() - started
+    ending = run_child(folder)
+    error = ending.error
     if _files_changed(item):
         folder.discard_results()
         error = "its model or data files changed while it ran, so its numbers were thrown away: run it again"
-        folder.set_status("failed", error=error)
-        return Outcome("failed", folder, seconds, error)
-    if code == 0 and (folder.path / "result.json").exists():
+    if error is None:
         folder.set_status("done")
-        return Outcome("done", folder, seconds)
-    error = _explain(code, tail)
+        found = read_run(folder.path)
+        if isinstance(found, RunRecord):
+            return Outcome("done", folder, ending.seconds)
+        error = f"it left no result that reads: {found.reason}"
     folder.set_status("failed", error=error)
-    return Outcome("failed", folder, seconds, error, mistake=code == USER_ERROR_EXIT)
-
-
-def _stop(process: "subprocess.Popen[bytes]") -> None:
-    process.terminate()
-    try:
-        process.wait(STOP_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    return Outcome("failed", folder, ending.seconds, error, mistake=ending.code == USER_ERROR_EXIT)
 
 
 def _files_changed(item: Plan) -> bool:
     """Whether the files of a run are no longer those that its fingerprint was made of."""
     try:
         return plan(item.config).fingerprint != item.fingerprint
-    except (FcEvalError, OSError):  # one of them is gone
+    except FcEvalError:  # one of them is gone
         return True
-
-
-def _heartbeat(folder: RunFolder, child: int, stop: threading.Event) -> None:
-    while not stop.wait(HEARTBEAT_S):
-        folder.set_status("running", keep=True, child=child)
-
-
-def _explain(code: int, tail: deque[str]) -> str:
-    lines = [line for line in tail if line.strip()]
-    if code < 0:
-        name = signal.Signals(-code).name
-        hint = " (the system does this when memory runs out)" if name == "SIGKILL" else ""
-        return f"killed by {name}{hint}"
-    if code == USER_ERROR_EXIT and lines:
-        return lines[-1].removeprefix("error: ")
-    return f"exit status {code}: " + "\n".join(lines) if lines else f"exit status {code} without a word"
 
 
 def summarize(outcomes: list[Outcome], say: Callable[[str], None] = print) -> int:
@@ -265,5 +218,22 @@ def summarize(outcomes: list[Outcome], say: Callable[[str], None] = print) -> in
     for outcome in unique.values():
         if outcome.state == "failed":
             say(f"failed: {outcome.folder.path.name}: {outcome.error}")
+    for name, reason in _broken({outcome.folder.path for outcome in unique.values()}):
+        say(f"broken: {name}: {reason}")
     failed = [outcome for outcome in unique.values() if outcome.state == "failed"]
     return 0 if not failed else USER_ERROR_EXIT if all(outcome.mistake for outcome in failed) else 1
+
+
+def _broken(mine: set[Path]) -> Iterator[tuple[str, str]]:
+    """Other runs in the same stores whose status or configuration does not read, and why."""
+    for root in {path.parent for path in mine}:
+        for path in sorted(root.iterdir()) if root.is_dir() else ():
+            if path in mine or path.name.startswith(".") or not path.is_dir() or not is_run(path):
+                continue
+            try:
+                unfinished(path, time.time())
+                RunFolder(path, "").read_config()
+            except FcEvalError as error:
+                yield path.name, str(error).replace(f"{path}/", "")
+            except OSError as error:
+                yield path.name, os_reason(error, path)

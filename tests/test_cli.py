@@ -83,11 +83,12 @@ def test_out_that_is_a_file_is_one_sentence(capsys, tmp_path):
     assert "out=DIR" in err
 
 
-def test_world_size_that_does_not_divide_fails_the_run_with_a_sentence(capsys, tmp_path):
-    status, out, _ = run_cli(capsys, "run", *TINY, "tp=7", f"out={tmp_path / 'runs'}")
+def test_world_size_that_does_not_divide_is_a_sentence_before_anything_is_computed(capsys, tmp_path):
+    status, out, err = run_cli(capsys, "run", *TINY, "tp=7", f"out={tmp_path / 'runs'}")
     assert status == 2
-    assert "W = 7" in out or "tp=7" in out
-    assert "down_proj" in out or "o_proj" in out
+    assert out == ""
+    assert err.startswith("error: tp=7 does not divide model.layers.0.")
+    assert not list((tmp_path / "runs").glob("*/status.json"))
 
 
 def test_unknown_command(capsys):

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from huggingface_hub.errors import HfHubHTTPError
 
 from fc_eval.errors import FcEvalError
 from fc_eval.evaluate.data import (
@@ -237,6 +238,7 @@ def test_missing_column_empty_row_and_unlike_shards_are_said(root):
     ("error", "words"),
     [
         (ConnectionError("x"), "cannot be fetched .*no network"),
+        (HfHubHTTPError.__bases__[0]("x"), "cannot be fetched .*no network"),
         (FileNotFoundError("x"), "cannot be fetched"),
         (ValueError("Unknown split 'tset'.\nShould be one of ['test']"), "Unknown split 'tset'. Should be one of"),
         (FcEvalError("kept as it is"), "^kept as it is$"),

@@ -3,12 +3,12 @@
 import os
 from types import SimpleNamespace
 
-import httpx
 import pytest
 from huggingface_hub.errors import OfflineModeIsEnabled
 
 from fc_eval import hub_commit as module
 from fc_eval.hub_commit import Commit, hub_commit
+from fc_eval.models.hub import HTTP_ERROR
 
 A, B, C = ("a" * 40, "b" * 40, "c" * 40)
 
@@ -40,7 +40,7 @@ def test_the_hub_is_asked_once_and_a_commit_not_at_all(hub):
     assert hub.asked == [("model", "o/n", "main"), ("dataset", "o/n", "v1")]
 
 
-@pytest.mark.parametrize("error", [httpx.ConnectError("no network"), OfflineModeIsEnabled("offline"), OSError("x")])
+@pytest.mark.parametrize("error", [HTTP_ERROR("no network"), OfflineModeIsEnabled("offline"), OSError("x")])
 def test_without_the_hub_its_cache_knows_the_commit(hub, tmp_path, error):
     hub.answer = error
     refs = tmp_path / "hub" / "models--o--n" / "refs"
@@ -61,10 +61,17 @@ def test_the_prepared_data_that_would_be_loaded_offline_count(tmp_path):
     (root / "one" / "0.0.0" / "tmp").mkdir()
     assert hub_commit("dataset", "Owner/MyName", "main", "one") == Commit(A)
     assert hub_commit("dataset", "Owner/MyName", "main", "two") == Commit(B)
+    assert hub_commit("dataset", "Owner/MyName", "main", "three").sha is None  # A, B or C
     os.utime(root / "one" / "0.0.0" / C, (2000, 2000))
     hub_commit.cache_clear()
     assert hub_commit("dataset", "Owner/MyName", "main", "one") == Commit(C)
     assert hub_commit("dataset", "Owner/MyName", "main", None) == Commit(C)
+
+
+def test_prepared_data_of_files_chosen_by_name_count_where_they_agree(tmp_path):
+    for config in ("default-1a", "default-2b"):
+        (tmp_path / "datasets" / "allenai___c4" / config / "0.0.0" / A).mkdir(parents=True)
+    assert hub_commit("dataset", "allenai/c4", "main", "en") == Commit(A)
 
 
 def test_what_cannot_be_known_is_said(hub):

@@ -31,6 +31,7 @@ def raised(kind: type[Exception]) -> Exception:
             OSError(errno.ENOSPC, "No space left on device"),
             r"the Hub's cache cannot be used: .*\(ENOSPC\): free .* HF_HOME",
         ),
+        (hub.HTTP_ERROR("connection reset"), r"could not be fetched .*\(connection reset\): try again"),
         (OSError("connection reset"), r"could not be fetched .*\(connection reset\): try again"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",

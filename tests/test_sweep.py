@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fc_eval import sweep
+from fc_eval import child
 from fc_eval.hydra_app import compose_one
 from fc_eval.results.store import RunStore
 from fc_eval.sweep import Outcome, execute, plan
@@ -142,6 +142,8 @@ def test_finished_evaluations_of_a_broken_run_are_kept(tmp_path):
     again = fc_eval(*command)
     assert again.returncode == 0
     assert "text: kept from before" in again.stderr
+    (digest,) = json.loads(before)["contents"]["data"]["text"]
+    assert len(digest) == 64
     assert json.loads(result.read_text())["results"] == json.loads(before)["results"]
 
 
@@ -189,13 +191,13 @@ def test_numbers_of_files_that_changed_during_the_run_are_thrown_away(tmp_path, 
     store = RunStore(tmp_path / "runs")
     store.prepare()
     target = plan(compose_one([*TINY, "comm=fp32_ordered", f"eval.runs.text.path={text}"]))
-    command = sweep.child_command
+    command = child.child_command
 
     def swap_and_run(folder):
         text.write_text("quite another text " * 400)  # after the fingerprint was made, before the child reads it
         return command(folder)
 
-    monkeypatch.setattr(sweep, "child_command", swap_and_run)
+    monkeypatch.setattr(child, "child_command", swap_and_run)
     (outcome,) = execute(target.config, store, say=lambda text: None)
     assert outcome.state == "failed"
     assert "files changed while it ran" in str(outcome.error)

@@ -4,7 +4,7 @@ Files of the mirror are read with pyarrow straight into memory: no cache folder,
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -66,8 +66,11 @@ def from_hub(dataset_id: str, call: Callable[[], T]) -> T:
         FcEvalError: no network and nothing in the cache, or no such data set, config or split.
     """
     import datasets
-    import httpx
+    from huggingface_hub.errors import HfHubHTTPError
 
+    http_error: type[Exception] = HfHubHTTPError.__bases__[
+        0
+    ]  # of whichever HTTP library this version of the Hub's client uses
     advice = "mirror it in a folder and give data.root=FOLDER"
     try:
         return call()
@@ -75,7 +78,7 @@ def from_hub(dataset_id: str, call: Callable[[], T]) -> T:
         raise FcEvalError(
             f"data set {dataset_id!r} is not on the Hub, or needs a token (HF_TOKEN): check the name, or {advice}"
         ) from None
-    except (ConnectionError, httpx.HTTPError, FileNotFoundError) as error:
+    except (ConnectionError, http_error, FileNotFoundError) as error:
         raise FcEvalError(
             f"data set {dataset_id!r} cannot be fetched ({type(error).__name__}: no network, or offline mode): {advice}"
         ) from None
@@ -130,6 +133,27 @@ def hub_revision(addresses: Iterable[str]) -> str | None:
     """
     found = {match.group(1) for url in addresses if (match := re.search(r"@([0-9a-f]{40})/", url))}
     return found.pop() if len(found) == 1 else None
+
+
+def check_commits(protocol: Mapping[str, Any], planned: Mapping[str, str | None]) -> None:
+    """Makes sure that an evaluation read the commits of the Hub that it was to read.
+
+    Args:
+        protocol: of the evaluation.
+        planned: {OWNER/NAME: commit}, None where it was not known.
+
+    Raises:
+        FcEvalError: a data set was loaded from another commit.
+    """
+    loaded = dict(protocol.get("commits") or {})
+    if protocol.get("revision"):
+        loaded[str(protocol["dataset"])] = protocol["revision"]
+    for name, commit in loaded.items():
+        if planned.get(name) not in (None, commit):
+            raise FcEvalError(
+                f"data set {name!r} was loaded from commit {commit} of the Hub, but {planned[name]} was planned: it "
+                "moved, or the cache holds another one; run it again"
+            )
 
 
 def loaded_commits(dataset: Any) -> dict[str, str]:

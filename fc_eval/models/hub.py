@@ -17,6 +17,8 @@ from fc_eval.errors import FcEvalError
 from fc_eval.models.cache import disk_errors
 from fc_eval.models.config import CHECKPOINT_PATTERNS
 
+# What every error of the HTTP library derives from that this version of the Hub's client uses.
+HTTP_ERROR: type[Exception] = HfHubHTTPError.__bases__[0]
 # The same weights in other layouts, which some repositories carry beside the ones that are read.
 DUPLICATES = ("consolidated*", "original/*", "*/*.safetensors")
 
@@ -58,7 +60,7 @@ def fetch_snapshot(hub_id: str, revision: str, with_code: bool = False) -> Path:
             f"{hub_id} is not in the local cache of the Hugging Face Hub, and the Hub cannot be reached (no "
             f"network, or HF_HUB_OFFLINE is set): go online once, {instead}"
         ) from None
-    except (HfHubHTTPError, OSError) as error:
+    except (HTTP_ERROR, OSError) as error:
         raise FcEvalError(
             f"{hub_id} could not be fetched from the Hugging Face Hub ({str(error).splitlines()[0]}): try again, which "
             f"goes on where it stopped, {instead}"

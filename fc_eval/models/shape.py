@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import try_to_load_from_cache
-
 from fc_eval.errors import FcEvalError
 from fc_eval.models.config import ModelConfig, Shape, model_path
 from fc_eval.settings import build
@@ -38,6 +36,8 @@ def known_shape(model: ModelConfig) -> Shape | None:
         return shape_of(path / "config.json")
     if model.shape is not None or model.hub_id is None:
         return model.shape
+    from huggingface_hub import try_to_load_from_cache  # takes a second, and most models need it not
+
     cached = try_to_load_from_cache(model.hub_id, "config.json", revision=model.revision)
     return shape_of(Path(cached)) if isinstance(cached, str) else None
 
