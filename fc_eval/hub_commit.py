@@ -38,15 +38,20 @@ def hub_commit(kind: Kind, repo_id: str, revision: str, config: str | None = Non
     """
     if COMMIT.fullmatch(revision):
         return Commit(revision)
+    asked = _ask(kind, repo_id, revision)
+    if asked.sha is not None:
+        return asked
+    cached = (_cached_data(repo_id, config) if kind == "dataset" else None) or _cached_ref(kind, repo_id, revision)
+    return Commit(cached) if cached else Commit(None, f"{asked.why}, and nothing of it is cached")
+
+
+@cache
+def _ask(kind: Kind, repo_id: str, revision: str) -> Commit:
     try:
         sha = HfApi().repo_info(repo_id, repo_type=kind, revision=revision, timeout=TIMEOUT_S).sha
-        if sha:
-            return Commit(str(sha))
-        why = "the Hub names none"
     except Exception as error:  # offline mode, the Hub's answers, and whatever the HTTP library of its client raises
-        why = f"the Hub cannot be asked, {type(error).__name__}"
-    cached = (_cached_data(repo_id, config) if kind == "dataset" else None) or _cached_ref(kind, repo_id, revision)
-    return Commit(cached) if cached else Commit(None, f"{why}, and nothing of it is cached")
+        return Commit(None, f"the Hub cannot be asked, {type(error).__name__}")
+    return Commit(str(sha)) if sha else Commit(None, "the Hub names none")
 
 
 def _cached_ref(kind: Kind, repo_id: str, revision: str) -> str | None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -156,12 +157,18 @@ def _estimate(item: Plan, store: RunStore) -> float | None:
     """Seconds that a finished run of the same model, device and evaluations took, None where there is none."""
     wanted = _what_takes_time(item.config.as_dict())
     times = []
-    for file in sorted(store.root.glob("*/result.json")):
-        with suppress(FcEvalError, KeyError, TypeError, ValueError):  # whoever reports on them says what is broken
-            folder = RunFolder(file.parent, "")
-            if _what_takes_time(folder.read_config()["config"]) == wanted:
-                times.append(float(folder.read_result()["time"]["total_s"]))
+    for file in store.root.glob("*/result.json"):
+        with suppress(FcEvalError, OSError, KeyError, TypeError, ValueError):  # a report says what is broken
+            key, seconds = _time_of(file, file.stat().st_mtime_ns)
+            times += [seconds] if key == wanted else []
     return max(times) if times else None
+
+
+@cache
+def _time_of(result: Path, changed_ns: int) -> tuple[tuple[Any, ...], float]:
+    """What took time in a finished run, and how many seconds; remembered until the file changes."""
+    folder = RunFolder(result.parent, "")
+    return _what_takes_time(folder.read_config()["config"]), float(folder.read_result()["time"]["total_s"])
 
 
 def _what_takes_time(config: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -192,7 +199,8 @@ def _compute(item: Plan, baseline: str | None, folder: RunFolder) -> Outcome:
         if isinstance(found, RunRecord):
             return Outcome("done", folder, ending.seconds)
         error = f"it left no result that reads: {found.reason}"
-    folder.set_status("failed", error=error)
+    with suppress(FcEvalError):  # where the disk is full, the child's own words say what did not fit
+        folder.set_status("failed", error=error)
     return Outcome("failed", folder, ending.seconds, error, mistake=ending.code == USER_ERROR_EXIT)
 
 

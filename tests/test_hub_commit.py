@@ -13,6 +13,11 @@ from fc_eval.models.hub import HTTP_ERROR
 A, B, C = ("a" * 40, "b" * 40, "c" * 40)
 
 
+def forget() -> None:
+    hub_commit.cache_clear()
+    module._ask.cache_clear()
+
+
 @pytest.fixture(autouse=True)
 def hub(monkeypatch, tmp_path):
     """A Hub that cannot be reached, and empty caches; a test may set `answer`."""
@@ -27,9 +32,9 @@ def hub(monkeypatch, tmp_path):
     monkeypatch.setattr(module.HfApi, "repo_info", repo_info)
     monkeypatch.setattr(module.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "datasets"))
-    hub_commit.cache_clear()
+    forget()
     yield state
-    hub_commit.cache_clear()
+    forget()
 
 
 def test_the_hub_is_asked_once_and_a_commit_not_at_all(hub):
@@ -37,6 +42,7 @@ def test_the_hub_is_asked_once_and_a_commit_not_at_all(hub):
     assert [hub_commit("model", "o/n", "main") for _ in range(3)] == [Commit(A)] * 3
     assert hub_commit("dataset", "o/n", "v1") == Commit(A)
     assert hub_commit("model", "o/n", B) == Commit(B)
+    assert hub_commit("dataset", "o/n", "v1", "config") == Commit(A)
     assert hub.asked == [("model", "o/n", "main"), ("dataset", "o/n", "v1")]
 
 
@@ -63,7 +69,7 @@ def test_the_prepared_data_that_would_be_loaded_offline_count(tmp_path):
     assert hub_commit("dataset", "Owner/MyName", "main", "two") == Commit(B)
     assert hub_commit("dataset", "Owner/MyName", "main", "three").sha is None  # A, B or C
     os.utime(root / "one" / "0.0.0" / C, (2000, 2000))
-    hub_commit.cache_clear()
+    forget()
     assert hub_commit("dataset", "Owner/MyName", "main", "one") == Commit(C)
     assert hub_commit("dataset", "Owner/MyName", "main", None) == Commit(C)
 
