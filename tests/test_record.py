@@ -5,6 +5,7 @@ import json
 import math
 import os
 import socket
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -259,6 +260,15 @@ def test_the_same_run_twice_counts_once_and_is_said(tmp_path):
     records, problems = load_runs([tmp_path / "one", tmp_path / "two"])
     assert [record.path.name for record in records] == ["one"]
     assert [(problem.name, problem.state) for problem in problems] == [("two", "left out")]
+
+
+def test_a_folder_that_may_not_be_looked_into_is_named(tmp_path, monkeypatch):
+    def refuse(self):
+        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(FcEvalError, match=rf"{tmp_path}: Permission denied \(EACCES\): check its permissions"):
+        load_runs(tmp_path)
 
 
 def test_missing_folder(tmp_path):

@@ -135,14 +135,17 @@ def load_runs(folders: Path | Iterable[Path], now: float | None = None) -> tuple
         The finished runs in the order of their names, and everything else that looks like a run, with the reason.
 
     Raises:
-        FcEvalError: a folder that is missing.
+        FcEvalError: a folder that is missing or may not be looked into.
     """
     records: dict[str, RunRecord] = {}
     problems: list[Problem] = []
     for root in [folders] if isinstance(folders, Path) else folders:
         if not Path(root).is_dir():
             raise FcEvalError(f"{root} is not a folder: expected one that `fc-eval run out=RUNS` wrote")
-        inside = [p for p in sorted(Path(root).iterdir()) if p.is_dir() and not p.name.startswith(".")]
+        try:
+            inside = [p for p in sorted(Path(root).iterdir()) if p.is_dir() and not p.name.startswith(".")]
+        except OSError as error:
+            raise os_error(error, root) from None
         for path in [Path(root)] if is_run(Path(root)) else filter(is_run, inside):
             found = read_run(path, now)
             if isinstance(found, Problem):
