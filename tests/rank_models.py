@@ -131,13 +131,14 @@ def stop_early(ranks: Ranks, config: ModelConfig, ids: torch.Tensor) -> None:
         time.sleep(60)
 
 
-def evaluated(model: Any, attachment: Attachment, spec: Any, batch_size: int) -> dict[str, Any]:
+def evaluated(model: Any, attachment: Attachment, spec: Any, batch_size: int, tokenizer: Any = None) -> dict[str, Any]:
     """One evaluation of the model as it communicates now, in a form that compares."""
     from fc_eval.evaluate.run import evaluate
     from fc_eval.models.tiny import byte_tokenizer
 
     attachment.reset_stats()
-    result = evaluate(model, byte_tokenizer(), spec, data_root=None, add_bos_token=True, batch_size=batch_size)
+    tokenizer, add_bos = tokenizer or byte_tokenizer(), tokenizer is None
+    result = evaluate(model, tokenizer, spec, data_root=None, add_bos_token=add_bos, batch_size=batch_size)
     attachment.check_calls()
     arrays = {key: array.tolist() for key, array in (result.arrays or {}).items()}
     return {"metrics": result.metrics, "rows": result.rows, "arrays": arrays, "stats": attachment.stats()}
@@ -169,3 +170,30 @@ def two_groups(ranks: Ranks, config: ModelConfig, ids: torch.Tensor) -> list[tor
         second = [one.model(input_ids=ids, use_cache=False).logits for one in found]
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
     return first
+
+
+def compared(
+    ranks: Ranks,
+    config: ModelConfig,
+    plan: str,
+    comms: list[str],
+    ids: torch.Tensor,
+    expected: dict[str, dict[str, Any]],
+    spec: Any,
+    evaluation: dict[str, Any],
+) -> str:
+    """Whether this rank gets the same tensors, logits, counts and evaluation; otherwise the first difference."""
+    found = part_of(config, ranks, comms[0], device="cpu", plan=plan)
+    results = measured(found.model, found.communication, comms, ids)
+    for comm, values in expected.items():
+        pairs = zip(results[comm]["layers"], values["layers"], strict=True)
+        for index, (one, other) in enumerate(pairs):
+            if not torch.equal(one, other):
+                return f"{comm}: call {index} of a row-parallel layer differs"
+        if not torch.equal(results[comm]["logits"], values["logits"]):
+            return f"{comm}: logits differ"
+        if results[comm]["stats"] != values["stats"]:
+            return f"{comm}: {results[comm]['stats']} instead of {values['stats']}"
+    found.communication.set_comm(comms[0])
+    mine = evaluated(found.model, found.communication, spec, 1, found.tokenizer)
+    return "the same" if mine == evaluation else f"{mine['metrics']} instead of {evaluation['metrics']}"
