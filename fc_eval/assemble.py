@@ -98,6 +98,7 @@ def result_of(
     loaded: LoadedModel,
     hidden: int,
     check: SelfCheck,
+    reducer: str | None,
     processes: Processes,
     setup_s: float,
 ) -> dict[str, Any]:
@@ -136,8 +137,9 @@ def result_of(
             "policy_rules": [list(rule) for rule in config.policy],
             "tp": config.tp,
             "exec": config.exec,
+            "plan": config.split_plan,
             "codec": "+".join(codecs) or "none",
-            "reducer": None,
+            "reducer": reducer,
         },
         "results": {name: summary["metrics"] for name, summary in summaries.items()},
         "evals": {

@@ -8,53 +8,23 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from fc_eval.collective.comm import ALGORITHMS, BASELINE, Comm, parse_comm
+from fc_eval.collective.comm import BASELINE, parse_comm
+from fc_eval.comm_config import CommConfig
 from fc_eval.errors import FcEvalError, unknown
 from fc_eval.evaluate.spec import EvalSpec, parse_spec, parse_specs
 from fc_eval.models.config import ModelConfig
 from fc_eval.parallel.policy import Policy, Rule
 from fc_eval.settings import build, check_scalars, checked_mapping
-from fc_eval.wire.format import parse_format, parse_group_size
 
-EXECS = ("emulated",)
+EXECS = ("emulated", "tp")
+PLANS = ("auto", "full", "row_only")
+REDUCERS = ("auto", "fused", "torch", "gathered")
 CODECS = ("auto", "reference", "cpu", "cuda")
 DEVICES = ("auto", "cpu", "cuda")
 # Names of policies: no rules at all, and rules that are those of no preset.
 UNIFORM, CUSTOM = "uniform", "custom"
 # Rules are written out in a label up to this length, and counted above it.
 LABEL_CHARACTERS = 60
-
-
-@dataclass(frozen=True)
-class CommConfig:
-    """The `comm` group as composed: a preset and what was overridden; `build` makes the `Comm` of it.
-
-    Attributes:
-        algorithm: a key of `fc_eval.collective.comm.ALGORITHMS`.
-        reduce: format name of the reduce stage, None for the unquantized algorithms.
-        gather: format name of the gather stage; None means that of `reduce` where the algorithm gathers.
-        group_size: overrides the group size of both stages.
-        node_size: ranks per node, for `hierarchical`.
-    """
-
-    algorithm: str = "two_step"
-    reduce: str | None = None
-    gather: str | None = None
-    group_size: int | str | None = None
-    node_size: int | None = None
-
-    def build(self) -> Comm:
-        """The comm that this describes.
-
-        Raises:
-            FcEvalError: an unknown name or an impossible combination.
-        """
-        reduce = parse_format(self.reduce) if self.reduce else None
-        gather = parse_format(self.gather) if self.gather else None
-        if gather is None and self.algorithm in ALGORITHMS and ALGORITHMS[self.algorithm].has_gather:
-            gather = reduce
-        comm = Comm(self.algorithm, reduce, gather, self.node_size)
-        return comm if self.group_size is None else comm.with_group(parse_group_size(self.group_size))
 
 
 @dataclass(frozen=True)
@@ -85,13 +55,16 @@ class RunConfig:
         policy_name: name of the policy preset.
         tp: tensor-parallel world size W.
         eval: the evaluations.
-        exec: how the ranks are carried out (`emulated`: all of them in one process).
+        exec: how the ranks are carried out (`emulated`: all of them in one process; `tp`: a process each).
+        plan: which layers are split (`row_only`: those that communicate; `full`: the column-parallel ones as well).
+        reducer: what reduces under exec=tp (`auto`: torch).
         codec: which codec encodes (`auto`: the fastest that covers the formats on the device).
         device: `cpu`, `cuda`, or `auto` (a GPU where there is one).
         data_root: folder that mirrors dataset ids, None for the Hub.
         seed: seed of everything that draws.
         threads: CPU threads of each process, None for the library's default.
-        processes: processes that share the windows and requests, each with the whole model; 'auto' for one per GPU.
+        processes: groups of ranks that share the windows and requests, each with a whole model; under exec=emulated a
+            group is one process. 'auto' for as many as there are GPUs for.
     """
 
     model: ModelConfig
@@ -101,6 +74,8 @@ class RunConfig:
     tp: int
     eval: EvalConfig
     exec: str = "emulated"
+    plan: str = "auto"
+    reducer: str = "auto"
     codec: str = "auto"
     device: str = "auto"
     data_root: str | None = None
@@ -123,11 +98,10 @@ class RunConfig:
                 f"processes={self.processes} and model.device_map={self.model.device_map} do not go together: a model "
                 "that is spread over the GPUs leaves none for other processes; set one of them"
             )
-        for kind, value, known in (("exec", self.exec, EXECS), ("codec", self.codec, CODECS)):
-            if value not in known:
+        for kind, known in _CHOICES.items():
+            if (value := getattr(self, kind)) not in known:
                 raise unknown(kind, str(value), known)
-        if self.device not in DEVICES:
-            raise unknown("device", str(self.device), DEVICES)
+        self._check_exec()
         check_scalars("eval", self.eval)
         for name in ("batch_size", "window_batch"):
             value = getattr(self.eval, name)
@@ -141,6 +115,27 @@ class RunConfig:
         if node and self.tp % node:
             raise FcEvalError(f"comm.node_size={node} does not divide tp={self.tp}: ranks must fill whole nodes")
         self.build_policy()
+
+    def _check_exec(self) -> None:
+        if self.exec == "emulated" and self.reducer != "auto":
+            raise FcEvalError(f"reducer={self.reducer} reduces between real ranks: add exec=tp, or leave it out")
+        if self.exec == "tp" and self.tp == 1:
+            raise FcEvalError("exec=tp needs at least 2 ranks, but tp=1: nothing would be reduced")
+        if self.exec == "tp" and self.model.device_map:
+            raise FcEvalError(
+                f"exec=tp and model.device_map={self.model.device_map} do not go together: a rank has one device; "
+                "leave out model.device_map"
+            )
+
+    @property
+    def ranks(self) -> int:
+        """Processes that share one model: W under exec=tp, otherwise 1."""
+        return self.tp if self.exec == "tp" else 1
+
+    @property
+    def split_plan(self) -> str:
+        """The plan with `auto` resolved: the emulator splits what it has to, real ranks all that they can."""
+        return self.plan if self.plan != "auto" else "full" if self.exec == "tp" else "row_only"
 
     def build_policy(self) -> Policy:
         """The comm of each layer: the rules in order, then the default."""
@@ -167,6 +162,7 @@ class RunConfig:
             policy=(),
             policy_name=UNIFORM,
             codec="auto",
+            reducer="auto",
             eval=replace(self.eval, divergence=False),
         )
 
@@ -225,6 +221,11 @@ class RunConfig:
             spec.pop("path", None)
         tree.pop("policy_name")
         tree.pop("processes")  # each batch is computed as it is by one process alone
+        tree["plan"] = self.split_plan
+        if self.exec == "emulated":
+            tree.pop("reducer")
+            if tree["plan"] == "row_only":
+                tree.pop("plan")
         return tree
 
 
@@ -254,7 +255,8 @@ class Job:
 
 _JOB_KEYS = tuple(field.name for field in fields(Job))
 _EVAL_KEYS = tuple(field.name for field in fields(EvalConfig) if field.name != "specs")
-_SCALARS = ("tp", "exec", "codec", "device", "seed", "threads", "processes")
+_CHOICES = {"exec": EXECS, "plan": PLANS, "reducer": REDUCERS, "codec": CODECS, "device": DEVICES}
+_SCALARS = ("tp", *_CHOICES, "seed", "threads", "processes")
 _KEYS = ("model", "comm", "policy", "eval", "data", *_SCALARS)
 
 

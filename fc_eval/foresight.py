@@ -15,14 +15,16 @@ def check_ahead(config: RunConfig) -> None:
     """Checks a run whose device is settled, without a tensor library.
 
     Raises:
-        FcEvalError: W does not divide a row-parallel layer, a policy rule has no effect, or the codec that is asked
-            for was not built or works on another device.
+        FcEvalError: W does not divide a row-parallel layer (or the heads, where they are split), a policy rule has no
+            effect, or the codec that is asked for was not built or works on another device.
     """
     shape = known_shape(config.model)
     policy = config.build_policy()
     if shape is not None:
         sites = llama_sites(shape)
         check_world_size(sites, config.tp)
+        if config.split_plan == "full":
+            _check_heads(shape, config.tp)
         policy.assign(sites)
     if config.codec in EXTENSIONS:
         if importlib.util.find_spec(EXTENSIONS[config.codec]) is None:
@@ -33,6 +35,17 @@ def check_ahead(config: RunConfig) -> None:
         if config.codec != config.device and any(comm.is_quantized for comm in comms):
             raise FcEvalError(
                 f"codec={config.codec} works on {config.codec} tensors, but device={config.device}: use codec=auto"
+            )
+
+
+def _check_heads(shape: Shape, world_size: int) -> None:
+    """Makes sure that every rank gets whole heads, as `parallel.split.find_split` does."""
+    for what, heads in (("attention", shape.heads), ("key/value", shape.kv_heads)):
+        if heads % world_size:
+            both = (w for w in range(1, 17) if shape.heads % w == shape.kv_heads % w == 0)
+            raise FcEvalError(
+                f"tp={world_size} does not divide the {heads} {what} heads: choose a tp that does "
+                f"({', '.join(map(str, both))}), or plan=row_only, which splits the row-parallel layers alone"
             )
 
 

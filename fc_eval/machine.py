@@ -32,7 +32,7 @@ def gpu_count() -> int:
 def settled(config: RunConfig) -> RunConfig:
     """The same run with `auto` replaced by what this machine has.
 
-    A GPU computes the same bits beside others, so the number of processes is no part of what a run is. On a CPU the
+    A GPU computes the same bits beside others, so the number of groups is no part of what a run is. On a CPU the
     order of sums follows the number of threads: where processes share the CPUs, `threads` says how many each gets.
 
     Raises:
@@ -44,11 +44,18 @@ def settled(config: RunConfig) -> RunConfig:
         config = replace(config, device="cuda" if gpu_count() else "cpu")
     gpus = gpu_count() if config.device == "cuda" else 0
     if config.processes == "auto":
-        config = replace(config, processes=1 if config.model.device_map else max(1, gpus))
+        config = replace(config, processes=1 if config.model.device_map else max(1, gpus // config.ranks))
     assert isinstance(config.processes, int)
-    if config.processes > 1 and gpus and config.processes > gpus:
-        raise FcEvalError(f"processes={config.processes} needs as many GPUs, but torch sees {gpus}: use processes=auto")
-    shared = config.processes > 1 and config.device == "cpu"
-    if shared and config.threads is None and "OMP_NUM_THREADS" not in os.environ:
-        config = replace(config, threads=max(1, cpu_count() // config.processes))
+    if gpus and config.ranks > gpus:
+        raise FcEvalError(
+            f"exec=tp with tp={config.tp} needs as many GPUs, but torch sees {gpus}: use exec=emulated or device=cpu"
+        )
+    if config.processes > 1 and gpus and config.processes * config.ranks > gpus:
+        each = f" of {config.ranks} GPUs each" if config.ranks > 1 else ""
+        raise FcEvalError(
+            f"processes={config.processes}{each} needs as many GPUs, but torch sees {gpus}: use processes=auto"
+        )
+    sharing = config.processes * config.ranks if config.device == "cpu" else 1
+    if sharing > 1 and config.threads is None and "OMP_NUM_THREADS" not in os.environ:
+        config = replace(config, threads=max(1, cpu_count() // sharing))
     return config

@@ -2,8 +2,9 @@
 
     config.yaml -> load model -> find row-parallel sites -> attach communication -> evaluate -> result.json
 
-Started by `fc_eval.sweep` as `python -m fc_eval.run RUN_FOLDER`. With `processes` above 1 it starts itself so many
-times (`fc_eval.launch`): each has the whole model and computes its share, process 0 writes and speaks.
+Started by `fc_eval.sweep` as `python -m fc_eval.run RUN_FOLDER`. With `processes` above 1 or exec=tp it starts itself
+as often as needed (`fc_eval.launch`): each process, or each group of ranks, has the whole model and computes its share;
+the first one writes and speaks.
 """
 
 import os
@@ -42,31 +43,27 @@ def carry_out(folder: RunFolder, config: RunConfig, tree: Mapping[str, Any], pro
     from fc_eval.assemble import eval_summary, result_of
     from fc_eval.evaluate.loading import check_commits
     from fc_eval.evaluate.run import evaluate
-    from fc_eval.models.load import load_model
-    from fc_eval.parallel.emulate import communicate
-    from fc_eval.parallel.self_check import self_check
+    from fc_eval.ready import ready
 
     started = time.time()
     root = Path(config.data_root) if config.data_root else None
     _seed(config.seed)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    loaded = load_model(config.model, processes.device)
-    print(f"{config.model.name}: {loaded.summary}", flush=True)
-    check = self_check(loaded.model, config.tp, config.codec)
-    print(f"self-check: {check.text}", flush=True)
-    if any(other != check for other in processes.gather(check)):
-        raise FcEvalError(
-            f"the {processes.count} processes do not compute the same numbers, as on GPUs of different kinds: "
-            "choose equal ones with CUDA_VISIBLE_DEVICES, or set processes=1"
-        )
+    with ready(config, processes) as (loaded, check, attachment):
+        print(f"{config.model.name}: {loaded.summary}", flush=True)
+        print(f"self-check: {check.text}", flush=True)
+        if any(other != check for other in processes.gather(check)):
+            raise FcEvalError(
+                f"the {processes.count} processes do not compute the same numbers, as on GPUs of different kinds: "
+                "choose equal ones with CUDA_VISIBLE_DEVICES, or set processes=1"
+            )
 
-    setup_s = time.time() - started
-    summaries: dict[str, dict[str, Any]] = {}
-    with communicate(loaded.model, config.build_policy(), config.tp, config.codec) as attachment:
+        setup_s = time.time() - started
+        summaries: dict[str, dict[str, Any]] = {}
         for spec in config.eval.specs:
             # Process 0 alone looks, and tells the others, so that all of them go on with the same evaluation.
-            summaries[spec.name] = processes.gather({} if processes.index else _kept(folder, spec.name))[0]
+            summaries[spec.name] = processes.gather(_kept(folder, spec.name) if processes.is_first else {})[0]
             if summaries[spec.name]:
                 continue
             began = time.time()
@@ -87,9 +84,9 @@ def carry_out(folder: RunFolder, config: RunConfig, tree: Mapping[str, Any], pro
             check_commits(result.protocol, tree.get("commits") or {})
             attachment.check_calls()
             summaries[spec.name] = eval_summary(spec, result, attachment.stats(), time.time() - began)
-            if processes.index == 0:
+            if processes.is_first:
                 folder.save_eval(spec.name, summaries[spec.name], result.arrays, result.rows)
-        if processes.index:
+        if not processes.is_first:
             return
         folder.write_result(
             result_of(
@@ -99,6 +96,7 @@ def carry_out(folder: RunFolder, config: RunConfig, tree: Mapping[str, Any], pro
                 loaded=loaded,
                 hidden=attachment.sites[0].out_features,
                 check=check,
+                reducer=attachment.reducer,
                 processes=processes,
                 setup_s=setup_s,
             )
@@ -153,9 +151,9 @@ def _one_of(config: RunConfig) -> Iterator[Processes]:
         os.environ["HF_HUB_OFFLINE"] = "1"  # must be set before the libraries are imported
     assert isinstance(config.processes, int)  # `fc_eval.machine.settled` has made sure
     with (
-        joined(config.processes, config.device) as processes,
+        joined(config.processes, config.device, config.ranks) as processes,
         open(os.devnull, "w") as nowhere,
-        redirect_stdout(nowhere if processes.index else sys.stdout),
+        redirect_stdout(sys.stdout if processes.is_first else nowhere),
     ):
         yield processes
 
@@ -167,8 +165,9 @@ def main(path: str) -> int:
         tree = RunFolder(Path(path), "").read_config()
         folder = RunFolder(Path(path), tree["fingerprint"])
         config = RunConfig.from_dict(tree["config"])
-        if config.processes != 1 and not is_launched():
-            return launch(int(config.processes), "fc_eval.run", path)
+        count = int(config.processes) * config.ranks
+        if count != 1 and not is_launched():
+            return launch(count, "fc_eval.run", path)
         with _one_of(config) as processes:
             carry_out(folder, config, tree, processes)
     except FcEvalError as error:

@@ -197,3 +197,21 @@ def compared(
     found.communication.set_comm(comms[0])
     mine = evaluated(found.model, found.communication, spec, 1, found.tokenizer)
     return "the same" if mine == evaluation else f"{mine['metrics']} instead of {evaluation['metrics']}"
+
+
+def in_consecutive_groups(ranks: Ranks, config: ModelConfig, ids: torch.Tensor) -> torch.Tensor:
+    """Logits of a world cut into pairs."""
+    found = load_tensor_parallel(config, 2, "int4", device="cpu", codec="reference")
+    with torch.inference_mode():
+        logits: torch.Tensor = found.model(input_ids=ids, use_cache=False).logits
+    found.communication.check_calls()
+    return logits
+
+
+def load_in_world(ranks: Ranks, config: ModelConfig, tp: int) -> str:
+    """What loading in the whole world says."""
+    try:
+        load_tensor_parallel(config, tp, device="cpu")
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"

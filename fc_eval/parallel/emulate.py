@@ -54,6 +54,11 @@ class Attachment:
         self._arm = self._make_arm(comm, codec)
 
     @property
+    def reducer(self) -> str | None:
+        """What reduces between real ranks; None where nothing real travels."""
+        return None
+
+    @property
     def comms(self) -> dict[str, Comm]:
         """The comm of each site, by full name."""
         return dict(self._arm.comms)

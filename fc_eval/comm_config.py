@@ -1,0 +1,38 @@
+"""The `comm` group of a configuration: a preset's keys and what was overridden. No tensor library."""
+
+from dataclasses import dataclass
+
+from fc_eval.collective.comm import ALGORITHMS, Comm
+from fc_eval.wire.format import parse_format, parse_group_size
+
+
+@dataclass(frozen=True)
+class CommConfig:
+    """The `comm` group as composed: a preset and what was overridden; `build` makes the `Comm` of it.
+
+    Attributes:
+        algorithm: a key of `fc_eval.collective.comm.ALGORITHMS`.
+        reduce: format name of the reduce stage, None for the unquantized algorithms.
+        gather: format name of the gather stage; None means that of `reduce` where the algorithm gathers.
+        group_size: overrides the group size of both stages.
+        node_size: ranks per node, for `hierarchical`.
+    """
+
+    algorithm: str = "two_step"
+    reduce: str | None = None
+    gather: str | None = None
+    group_size: int | str | None = None
+    node_size: int | None = None
+
+    def build(self) -> Comm:
+        """The comm that this describes.
+
+        Raises:
+            FcEvalError: an unknown name or an impossible combination.
+        """
+        reduce = parse_format(self.reduce) if self.reduce else None
+        gather = parse_format(self.gather) if self.gather else None
+        if gather is None and self.algorithm in ALGORITHMS and ALGORITHMS[self.algorithm].has_gather:
+            gather = reduce
+        comm = Comm(self.algorithm, reduce, gather, self.node_size)
+        return comm if self.group_size is None else comm.with_group(parse_group_size(self.group_size))
