@@ -71,7 +71,8 @@ def _name(config: RunConfig) -> str:
     groups = dict.fromkeys(fmt.group_size for fmt in (comm.reduce, comm.gather) if fmt is not None)
     parts = [config.model.name, comm.short_name, *(f"g{group}" for group in groups)]
     parts += [] if config.policy_name == UNIFORM else [config.policy_name]
-    parts += [f"{'tp' if config.exec == 'emulated' else 'ranks'}{config.tp}", *(spec.name for spec in config.eval.specs)]
+    parts += [f"tp{config.tp}" if config.exec == "emulated" else f"ranks{config.tp}"]
+    parts += [spec.name for spec in config.eval.specs]
     return "".join(c if c.isalnum() or c in "-_." else "_" for c in "-".join(parts))[:120]
 
 

@@ -18,6 +18,7 @@ from rank_group import shared_group
 from shared_evaluations import write_tasks
 
 from fc_eval import machine, run
+from fc_eval.child import child_command
 from fc_eval.compose import compose_one
 from fc_eval.errors import FcEvalError
 from fc_eval.foresight import check_ahead
@@ -25,7 +26,7 @@ from fc_eval.models.config import ModelConfig
 from fc_eval.models.load import load_model
 from fc_eval.parallel.emulate import communicate
 from fc_eval.results.store import RunFolder, RunStore
-from fc_eval.sweep import child_command, execute, plan
+from fc_eval.sweep import execute, plan
 
 TINY = ["model=tiny", "tp=2", "device=cpu", "threads=1", "eval=text", "eval.limit=3"]
 

@@ -6,7 +6,7 @@ from typing import Any
 from fc_eval.results.record import RunRecord
 
 # Of a recorded configuration: what differs between the arms of one baseline, and what changes no number.
-_OF_ARMS = frozenset({"comm", "policy", "policy_name", "codec", "divergence"})
+_OF_ARMS = frozenset({"comm", "policy", "policy_name", "codec", "reducer", "divergence"})
 _NO_NUMBERS = frozenset({"path", "data_root", "processes", "published", "note"})
 # Of an environment: what is no version of a package.
 _MACHINE = frozenset({"device", "device_name", "platform", "threads"})
