@@ -177,8 +177,8 @@ def _what_takes_time(config: Mapping[str, Any]) -> tuple[Any, ...]:
     return config["model"]["name"], config["device"], config["tp"], config.get("processes", 1), specs
 
 
-def _compute(item: Plan, baseline: str | None, folder: RunFolder) -> Outcome:
-    """Runs the child and judges what it left."""
+def write_plan(item: Plan, baseline: str | None, folder: RunFolder) -> None:
+    """Writes what the child of a run reads: its configuration, and what it is made of."""
     folder.write_config(
         {
             "config": item.config.as_dict(),
@@ -189,6 +189,11 @@ def _compute(item: Plan, baseline: str | None, folder: RunFolder) -> Outcome:
             "unknown": list(item.contents.unknown),
         }
     )
+
+
+def _compute(item: Plan, baseline: str | None, folder: RunFolder) -> Outcome:
+    """Runs the child and judges what it left."""
+    write_plan(item, baseline, folder)
     ending = run_child(folder)
     error = ending.error
     if _files_changed(item):

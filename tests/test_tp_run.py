@@ -26,7 +26,7 @@ from fc_eval.models.config import ModelConfig
 from fc_eval.models.load import load_model
 from fc_eval.parallel.emulate import communicate
 from fc_eval.results.store import RunFolder, RunStore
-from fc_eval.sweep import execute, plan
+from fc_eval.sweep import execute, plan, write_plan
 
 TINY = ["model=tiny", "tp=2", "device=cpu", "threads=1", "eval=text", "eval.limit=3"]
 
@@ -37,8 +37,7 @@ def prepared(config, root: Path) -> RunFolder:
     store = RunStore(root)
     store.prepare()
     folder = store.folder(item.name, item.fingerprint)
-    tree = {"config": item.config.as_dict(), "fingerprint": item.fingerprint, "baseline_fingerprint": None}
-    folder.write_config(tree)
+    write_plan(item, None, folder)
     return folder
 
 
