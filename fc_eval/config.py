@@ -21,6 +21,8 @@ PLANS = ("auto", "full", "row_only")
 REDUCERS = ("auto", "fused", "torch", "gathered")
 CODECS = ("auto", "reference", "cpu", "cuda")
 DEVICES = ("auto", "cpu", "cuda")
+# Above this, threads are a slip of the keyboard: the system has no room for their stacks.
+MAX_THREADS = 1024
 # Names of policies: no rules at all, and rules that are those of no preset.
 UNIFORM, CUSTOM = "uniform", "custom"
 # Rules are written out in a label up to this length, and counted above it.
@@ -87,8 +89,10 @@ class RunConfig:
         check_scalars("", self)
         if not 0 <= self.seed < 2**32:
             raise FcEvalError(f"seed={self.seed} is not possible: expected 0 to {2**32 - 1}")
-        if self.threads is not None and self.threads < 1:
-            raise FcEvalError(f"threads={self.threads} is not possible: expected at least 1, or null for the default")
+        if self.threads is not None and not 1 <= self.threads <= MAX_THREADS:
+            raise FcEvalError(
+                f"threads={self.threads} is not possible: expected 1 to {MAX_THREADS}, or null for the default"
+            )
         if self.tp < 1:
             raise FcEvalError(f"tp={self.tp} is not possible: expected a whole number of ranks, at least 1")
         if self.processes != "auto" and (isinstance(self.processes, str) or self.processes < 1):

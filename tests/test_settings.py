@@ -138,6 +138,8 @@ def test_every_override_composes_or_gives_one_sentence(part):
             "model.shape={a:1}",
             "model.shape is not part of what was chosen (`fc-eval run --cfg` prints that), or its value",
         ),
+        ("threads=100000", "threads=100000 is not possible: expected 1 to 1024"),
+        ("model.name=''", "model.name='' is not possible"),
         ("out=rüns", "could not be read: expected KEY=VALUE; a value with special characters needs quotes"),
         ("tp=???", "Missing mandatory value"),
         ("tp=${nowhere}", "Interpolation key 'nowhere' not found"),

@@ -99,6 +99,8 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_scalars("model", self)
+        if not self.name.strip():
+            raise FcEvalError(f"model.name={self.name!r} is not possible: expected a short name for folders and tables")
         sources = [key for key in ("hub_id", "package", "tiny") if getattr(self, key) is not None]
         if len(sources) > 1 or (self.tiny is not None and self.path is not None):
             given = ", ".join(f"model.{key}" for key in [*sources, *(["path"] if self.path else [])])
