@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import datasets
-import jinja2
 import lm_eval.api.task
 import lm_eval.tasks
 import numpy as np
@@ -58,9 +57,10 @@ def _load(task: str, data_root: Path | None, num_fewshot: int) -> tuple[dict[str
         FcEvalError: an unknown task (with the nearest names), data that are missing or lack a column, or a package
             that the task needs.
     """
+    is_file = task.endswith((".yaml", ".yml"))
     if task in _DEFINITIONS and _DEFINITIONS[task].is_file():
         manager, target = TaskManager(include_defaults=False), str(_DEFINITIONS[task])
-    elif task.endswith((".yaml", ".yml")):
+    elif is_file:
         manager, target = TaskManager(include_defaults=False), str(task_file(task))
     else:
         manager, target = _all_tasks(), task
@@ -74,14 +74,20 @@ def _load(task: str, data_root: Path | None, num_fewshot: int) -> tuple[dict[str
             loaded = manager.load([target])
     except ImportError as error:
         raise FcEvalError(f"task {task!r} needs a package that is not installed: {error}") from None
-    except (LookupError, ValueError, TypeError, AttributeError, jinja2.UndefinedError) as error:
-        if isinstance(error, FcEvalError) or not mirrored:
-            raise
-        # Columns are first touched by the task's own templates, which fail in many ways.
-        raise FcEvalError(
-            f"task {task!r} cannot use the data in {mirrored[-1]} ({type(error).__name__}: {error}): "
-            "expected at least one row, and the columns of the data set that lm-eval's definition names"
-        ) from None
+    except FcEvalError:
+        raise
+    except Exception as error:  # definitions and their templates, which first touch the columns, fail in many ways
+        what = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        if mirrored:
+            raise FcEvalError(
+                f"task {task!r} cannot use the data in {mirrored[-1]} ({what}): "
+                "expected at least one row, and the columns of the data set that lm-eval's definition names"
+            ) from None
+        if is_file:
+            raise FcEvalError(
+                f"task file {task!r} cannot be used ({what}): expected a task as lm-eval defines it"
+            ) from None
+        raise
     return loaded["tasks"], loaded.get("groups") or {}
 
 
