@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as stop:
-        print("stopped; the same command goes on where this one ended", file=sys.stderr)
+        print("stopped; finished evaluations are kept, and the same command goes on after them", file=sys.stderr)
         return 143 if isinstance(stop, Terminated) else 130  # 128 and the number of the signal, as shells have it
     except BrokenPipeError:  # `fc-eval formats | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -78,7 +78,9 @@ def _report(rest: list[str]) -> int:
         prog="fc-eval report", description="Tables, plots and one HTML page from run folders."
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUNS", help="folders that `fc-eval run out=RUNS` wrote")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the report goes")
+    parser.add_argument(
+        "--out", type=Path, default=Path("report"), metavar="DIR", help="where the report goes (default: report)"
+    )
     given = parser.parse_args(rest)
     report = build_report(given.runs, given.out)
     print(report.summary)

@@ -244,7 +244,7 @@ def test_a_stopped_parent_ends_its_child_and_says_so(tmp_path, number, status, r
     parent.send_signal(number)
     _, err = parent.communicate(timeout=120)
     assert parent.returncode == status
-    assert err.splitlines()[-1] == "stopped; the same command goes on where this one ended"
+    assert err.splitlines()[-1] == "stopped; finished evaluations are kept, and the same command goes on after them"
     (file,) = runs.glob("*/status.json")
     found = json.loads(file.read_text())
     assert (found["state"], found["error"]) == ("failed", reason)

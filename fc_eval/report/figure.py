@@ -103,23 +103,22 @@ def figure_with_axes(
     return figure, list(axes[0])
 
 
-def symlog_if_wide(axes: Axes, values: list[float], axis: str, linear: float = 0.0) -> None:
-    """A symmetric logarithmic scale where values span more than a factor of 50.
+def symlog_if_wide(axes: Axes, values: list[float], axis: str) -> None:
+    """A symmetric logarithmic scale where values span more than a factor of 50, and a word about it in the label.
 
     Args:
-        axes: what is scaled.
+        axes: what is scaled; its label is set already.
         values: what it shows.
         axis: 'x' or 'y'.
-        linear: up to where the scale is linear; 0 for about the smaller quarter of the values.
     """
     sizes = sorted(abs(v) for v in values if v and v == v)
-    if not sizes or sizes[-1] <= 50 * sizes[0] or sizes[-1] <= 2 * linear:
+    if not sizes or sizes[-1] <= 50 * sizes[0]:
         return
-    threshold = linear or max(sizes[len(sizes) // 4], sizes[-1] / 1000)
+    threshold = max(sizes[len(sizes) // 4], sizes[-1] / 1000)  # linear for about the smaller quarter of the values
     {"x": axes.set_xscale, "y": axes.set_yscale}[axis]("symlog", linthresh=threshold, linscale=1.0)
     known = [v for v in values if v == v]
     if min(known) >= 0:  # no empty decades on the other side of zero
         axes.set(**{f"{axis}lim": (-0.2 * threshold, 2 * max(known))})
-    {"x": axes.xaxis, "y": axes.yaxis}[axis].set_major_formatter(
-        FuncFormatter(lambda v, _: f"{v:g}".replace("-", "\N{MINUS SIGN}"))
-    )
+    scaled = {"x": axes.xaxis, "y": axes.yaxis}[axis]
+    scaled.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}".replace("-", "\N{MINUS SIGN}")))
+    scaled.set_label_text(f"{scaled.get_label_text()}\n(logarithmic beyond ±{threshold:.2g})".strip())

@@ -20,26 +20,27 @@ def forest_plots(group: Group) -> list[Plot]:
     }
     accuracies = [group.accuracy(pair) for _, pair in members]
     points = [points_interval(d) for d in accuracies]
-    panels: list[tuple[str, float, dict[str, list[Interval | None]]]] = []
+    # Percentage points stay within a factor of ten or so, and intervals should look as symmetric as they are.
+    panels: list[tuple[str, bool, dict[str, list[Interval | None]]]] = []
     if any(any(column) for column in losses.values()):
-        panels.append(("ln(PPL ratio)\nworse →", 0.0, losses))
+        panels.append(("ln(PPL ratio)\nworse →", True, losses))
     if any(points):
         known = next(d for d in accuracies if d is not None)
-        panels.append((f"{known.label}, points\n← worse", 1.0, {known.label: points}))
+        panels.append((f"{known.label}, points\n← worse", False, {known.label: points}))
     if not panels:
         return []
     name = f"paired_deltas_{group.slug}"
     with styled(name):
         figure, all_axes = figure_with_axes(9.6, 1.1 + 0.34 * len(labels), len(panels), share_y=True)
-        for axes, (title, linear, columns) in zip(all_axes, panels, strict=True):
-            _forest(axes, columns, title, linear)
+        for axes, (title, may_be_logarithmic, columns) in zip(all_axes, panels, strict=True):
+            _forest(axes, columns, title, may_be_logarithmic)
         all_axes[0].set_yticks(range(len(labels)), labels)
         all_axes[0].set_ylim(len(labels) - 0.4, -0.6)
         caption = f"Paired deltas against the baseline with 95 % intervals; {group.title}."
         return [finish(name, caption, figure, wide=True)]
 
 
-def _forest(axes: Axes, columns: dict[str, list[Interval | None]], title: str, linear: float) -> None:
+def _forest(axes: Axes, columns: dict[str, list[Interval | None]], title: str, may_be_logarithmic: bool) -> None:
     axes.axvline(0, color=INK, linewidth=0.9)
     ends: list[float] = []
     for k, (label, intervals) in enumerate(columns.items()):
@@ -58,8 +59,9 @@ def _forest(axes: Axes, columns: dict[str, list[Interval | None]], title: str, l
         )
         ends += middle
     axes.xaxis.set_major_locator(MaxNLocator(5))
-    symlog_if_wide(axes, ends, "x", linear)
     axes.set_xlabel(title)
+    if may_be_logarithmic:
+        symlog_if_wide(axes, ends, "x")
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
     if len(columns) > 1:

@@ -55,11 +55,11 @@ def _tp_plot(plot_name: str, lines: Lines, groups: Sequence[Group], name: str) -
                 capsize=2,
                 label=label,
             )
+        axes.set_ylabel(f"ln(PPL ratio), {info.label}")
         symlog_if_wide(axes, [d.ln_ratio for by_tp in lines.values() for d in by_tp.values()], "y")
         axes.axhline(0, color=INK, linewidth=0.9)
         axes.set_xticks(range(len(sizes)), [str(tp) for tp in sizes])
         axes.set_xlabel("tensor-parallel size")
-        axes.set_ylabel(f"ln(PPL ratio), {info.label}")
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
         title = groups[0].heading(tp=False)
         caption = f"Paired delta on {info.label} over the tensor-parallel size, 95 % intervals; {title}."
