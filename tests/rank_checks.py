@@ -37,11 +37,13 @@ class CountedBytes:
         dist.all_to_all_single = self._all_to_all
 
 
-def reduce_cases(ranks: Ranks, cases: list[tuple[str, torch.Tensor]], codec: str) -> list[dict[str, object]]:
+def reduce_cases(
+    ranks: Ranks, cases: list[tuple[str, torch.Tensor]], codec: str, device: str = "cpu"
+) -> list[dict[str, object]]:
     """Each case reduced by both reducers: values, shares of non-finite groups, bytes sent, and what was promised."""
     found = []
     for name, partials_WTH in cases:
-        comm, own = parse_comm(name), partials_WTH[ranks.rank]
+        comm, own = parse_comm(name), partials_WTH[ranks.rank].to(device)
         chosen: Codec = get_codec(codec, comm.formats, own.dtype, own.device)[0]
         traffic = traffic_of(comm, ranks.world_size, *own.shape, own.dtype)
         before, kept = Counter(ranks.sent), own.clone()
@@ -53,10 +55,10 @@ def reduce_cases(ranks: Ranks, cases: list[tuple[str, torch.Tensor]], codec: str
         assert wired.traffic == gathered.traffic == traffic
         found.append(
             {
-                "torch": wired.values,
-                "gathered": gathered.values,
-                "torch_nonfinite": wired.nonfinite_groups,
-                "gathered_nonfinite": gathered.nonfinite_groups,
+                "torch": wired.values.cpu(),
+                "gathered": gathered.values.cpu(),
+                "torch_nonfinite": wired.nonfinite_groups.cpu(),
+                "gathered_nonfinite": gathered.nonfinite_groups.cpu(),
                 "sent": counted.sent,
                 "by_stage": by_stage,
                 "promised": {s.stage: n for s in traffic.stages if (n := s.bytes_per_rank[ranks.rank])},

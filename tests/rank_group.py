@@ -1,4 +1,4 @@
-"""Real ranks for tests: processes in one gloo world, started once and reused, that call functions when told to.
+"""Real ranks for tests: processes in one world (gloo, with nccl on GPUs), started once, that call functions when told.
 
 A function is called on the first W ranks as `function(ranks, *args)`, with the `Ranks` of those; it must be importable
 (defined in a module of tests/), and what it returns must be picklable.
@@ -21,7 +21,7 @@ PRELOAD = ["torch", "torch.distributed", "transformers", "fc_eval.tensor_paralle
 ANSWER_S = 300.0
 
 
-def _serve(rank: int, world: int, timeout_s: float, store: str, pipe: Connection) -> None:
+def _serve(rank: int, world: int, device: str, timeout_s: float, store: str, pipe: Connection) -> None:
     import torch
     import torch.distributed as dist
 
@@ -29,10 +29,13 @@ def _serve(rank: int, world: int, timeout_s: float, store: str, pipe: Connection
 
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback())
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
+    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=world)
 
     timeout = timedelta(seconds=timeout_s)
-    groups = {size: dist.new_group(list(range(size)), timeout=timeout) for size in range(1, world + 1)}
+    groups = {size: dist.new_group(list(range(size)), timeout=timeout, backend=backend) for size in range(1, world + 1)}
 
     while True:
         try:
@@ -53,7 +56,7 @@ def _loopback() -> str:
 class RankGroup:
     """`world` processes; `run` calls a function on the first W of them and returns what each of them returned."""
 
-    def __init__(self, world: int = WORLD, timeout_s: float = 60) -> None:
+    def __init__(self, world: int = WORLD, timeout_s: float = 60, device: str = "cpu") -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOAD)
         folder = tempfile.mkdtemp(prefix="rank_group_")
@@ -62,7 +65,7 @@ class RankGroup:
         for rank in range(world):
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=_serve, args=(rank, world, timeout_s, f"{folder}/store", theirs), daemon=True
+                target=_serve, args=(rank, world, device, timeout_s, f"{folder}/store", theirs), daemon=True
             )
             process.start()
             theirs.close()

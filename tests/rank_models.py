@@ -36,33 +36,54 @@ def measured(model: Any, attachment: Attachment, comms: list[str], ids: torch.Te
         with torch.inference_mode(), layer_outputs(model, attachment) as layers:
             logits = model(input_ids=ids, use_cache=False).logits.clone()
         attachment.check_calls()
-        results[comm] = {"layers": layers, "logits": logits, "stats": attachment.stats()}
+        results[comm] = {"layers": [x.cpu() for x in layers], "logits": logits.cpu(), "stats": attachment.stats()}
     return results
 
 
 def part(
-    ranks: Ranks, config: ModelConfig, plan: str, reducer: str = "torch", codec: str = "reference"
+    ranks: Ranks,
+    config: ModelConfig,
+    plan: str,
+    reducer: str = "torch",
+    codec: str = "reference",
+    device: str = "cpu",
 ) -> TensorParallel:
     """This rank's part, loaded once for all tests that ask for it."""
-    key = (ranks.world_size, config, plan, reducer, codec)
+    key = (ranks.world_size, config, plan, reducer, codec, device)
     if key not in PARTS:
-        PARTS[key] = part_of(config, ranks, "int4", device="cpu", plan=plan, reducer=reducer, codec=codec)
+        PARTS[key] = part_of(config, ranks, "int4", device=device, plan=plan, reducer=reducer, codec=codec)
     return PARTS[key]
 
 
 def real(
-    ranks: Ranks, config: ModelConfig, plan: str, comms: list[str], ids: torch.Tensor, reducer: str = "torch"
+    ranks: Ranks,
+    config: ModelConfig,
+    plan: str,
+    comms: list[str],
+    ids: torch.Tensor,
+    reducer: str = "torch",
+    codec: str = "reference",
+    device: str = "cpu",
 ) -> dict[str, dict[str, Any]]:
     """On real ranks."""
-    found = part(ranks, config, plan, reducer)
-    return measured(found.model, found.communication, comms, ids)
+    place = f"cuda:{ranks.rank}" if device == "cuda" else device
+    found = part(ranks, config, plan, reducer, codec, place)
+    return measured(found.model, found.communication, comms, ids.to(place))
 
 
-def emulated(config: ModelConfig, tp: int, plan: str, comms: list[str], ids: torch.Tensor) -> dict[str, dict[str, Any]]:
+def emulated(
+    config: ModelConfig,
+    tp: int,
+    plan: str,
+    comms: list[str],
+    ids: torch.Tensor,
+    codec: str = "reference",
+    device: str = "cpu",
+) -> dict[str, dict[str, Any]]:
     """In one process."""
-    model = load_model(config).model
-    with communicate(model, comms[0], tp, "reference", plan) as attachment:
-        return measured(model, attachment, comms, ids)
+    model = load_model(config, device).model
+    with communicate(model, comms[0], tp, codec, plan) as attachment:
+        return measured(model, attachment, comms, ids.to(device))
 
 
 def load_error(ranks: Ranks, config: ModelConfig, plan: str, **options: Any) -> tuple[str, str]:

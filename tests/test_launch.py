@@ -15,7 +15,7 @@ from launching import ROOT, launched, start
 from fc_eval import launch, run
 from fc_eval.compose import compose_one
 from fc_eval.results.store import RunStore
-from fc_eval.sweep import execute, plan
+from fc_eval.sweep import execute, plan, write_plan
 
 
 def gone(pid: int) -> bool:
@@ -113,8 +113,7 @@ def test_a_process_that_dies_is_named_and_the_run_goes_on_where_it_was(tmp_path,
     alone = plan(replace(config, processes=1))
     assert alone.fingerprint == whole.folder.fingerprint
     folder = RunStore(tmp_path / "alone").folder(alone.name, alone.fingerprint)
-    tree = {"config": alone.config.as_dict(), "fingerprint": alone.fingerprint, "baseline_fingerprint": None}
-    folder.write_config(tree)
+    write_plan(alone, None, folder)
     assert run.main(str(folder.path)) == 0
     for name in ("windows_text.npz", "windows_more.npz"):
         assert (folder.path / name).read_bytes() == (whole.folder.path / name).read_bytes()
