@@ -49,6 +49,7 @@ def eval_summary(spec: EvalSpec, result: EvalResult, stats: CommStats, seconds: 
             ],
             "forwards": stats.forwards,
             "calls": dict(stats.calls),
+            "unquantized_calls": stats.unquantized_calls,
             "codec": stats.codec,
             "notes": list(stats.notes),
         },

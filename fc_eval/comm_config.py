@@ -16,6 +16,7 @@ class CommConfig:
         gather: format name of the gather stage; None means that of `reduce` where the algorithm gathers.
         group_size: overrides the group size of both stages.
         node_size: ranks per node, for `hierarchical`.
+        min_tokens: calls of fewer tokens are left unquantized.
     """
 
     algorithm: str = "two_step"
@@ -23,6 +24,7 @@ class CommConfig:
     gather: str | None = None
     group_size: int | str | None = None
     node_size: int | None = None
+    min_tokens: int = 0
 
     def build(self) -> Comm:
         """The comm that this describes.
@@ -34,5 +36,5 @@ class CommConfig:
         gather = parse_format(self.gather) if self.gather else None
         if gather is None and self.algorithm in ALGORITHMS and ALGORITHMS[self.algorithm].has_gather:
             gather = reduce
-        comm = Comm(self.algorithm, reduce, gather, self.node_size)
+        comm = Comm(self.algorithm, reduce, gather, self.node_size, self.min_tokens)
         return comm if self.group_size is None else comm.with_group(parse_group_size(self.group_size))

@@ -63,6 +63,7 @@ def all_reduce(partials_WTH: torch.Tensor, comm: Comm, codec: Codec) -> Reduced:
         raise FcEvalError(f"partial sums in {partials_WTH.dtype} cannot be reduced: expected bf16, fp16 or fp32")
     partials_WTH = partials_WTH.detach()
     world_size, tokens, hidden = partials_WTH.shape
+    comm = comm.at(tokens)
     traffic = traffic_of(comm, world_size, tokens, hidden, DTYPE_NAMES[partials_WTH.dtype])
     if world_size == 1:
         return Reduced(partials_WTH[0], traffic, _no_groups(partials_WTH, 0))

@@ -5,8 +5,10 @@ one_step:int6       one-step, no gather format                          Flash Co
 ring:int4-g32       ring                                   int4/int8    the same, any two full format names
 fp32_ordered        no quantization, the baseline          plain        the framework's own all-reduce
 ring_int4           ring:int4; the presets' way to write   hierarchical_int4    hierarchical@2:int4
+int4+min64          int4 where a call has 64 tokens or more, fp32_ordered for the others
 """
 
+import re
 from dataclasses import dataclass, replace
 
 from fc_eval.errors import FcEvalError, unknown
@@ -41,6 +43,7 @@ class Comm:
         reduce: format of the reduce-scatter stage, None for the unquantized algorithms.
         gather: format of the all-gather stage, None where the algorithm has no such stage.
         node_size: ranks per node (`hierarchical` only).
+        min_tokens: calls of fewer tokens are left unquantized, as serving systems quantize prefill only; 0 for none.
 
     Raises:
         FcEvalError: an unknown algorithm, or a format missing or given where the algorithm has no use for it.
@@ -50,6 +53,7 @@ class Comm:
     reduce: WireFormat | None = None
     gather: WireFormat | None = None
     node_size: int | None = None
+    min_tokens: int = 0
 
     def __post_init__(self) -> None:
         if self.algorithm not in ALGORITHMS:
@@ -66,6 +70,10 @@ class Comm:
                     "does not quantize" if not rule.quantized else "sends each partial sum once and has no gather stage"
                 )
                 raise FcEvalError(f"{self.algorithm} {why}: leave out the {stage} format {fmt.name!r}")
+        if self.min_tokens < 0:
+            raise FcEvalError(f"min_tokens={self.min_tokens} is not possible: expected a number of tokens, or 0")
+        if self.min_tokens and not rule.quantized:
+            raise FcEvalError(f"{self.algorithm} does not quantize: leave out min_tokens={self.min_tokens}")
         if rule.needs_node_size and not (self.node_size and self.node_size > 0):
             raise FcEvalError(f"{self.algorithm} needs node_size, the number of ranks per node, at least 1")
         if not rule.needs_node_size and self.node_size is not None:
@@ -86,7 +94,7 @@ class Comm:
         if len(formats) == 2 and formats[0] == formats[1]:
             formats = formats[:1]
         node = f"@{self.node_size}" if self.node_size is not None else ""
-        return self.algorithm + node + (":" + "/".join(formats) if formats else "")
+        return self.algorithm + node + (":" + "/".join(formats) if formats else "") + self._threshold
 
     @property
     def short_name(self) -> str:
@@ -97,7 +105,7 @@ class Comm:
             if f is not None
         ]
         prefix = [] if self.algorithm == "two_step" else [self.algorithm]
-        return "_".join(prefix + list(dict.fromkeys(formats)))
+        return "_".join(prefix + list(dict.fromkeys(formats))) + self._threshold
 
     @property
     def label(self) -> str:
@@ -112,8 +120,14 @@ class Comm:
             text = f"{alias}({bases[0]} reduce, {bases[1]} gather)"
         details = [f.name.removeprefix(f.base + "-").replace("-asym", "") for f in (self.reduce, self.gather) if f]
         text += " " + "/".join(dict.fromkeys(details))
+        if self.min_tokens:
+            text += f", {self.min_tokens}+ tokens"
         node = f"@{self.node_size}" if self.node_size is not None else ""
         return text if self.algorithm == "two_step" else f"{self.algorithm.replace('_', '-')}{node} {text}"
+
+    @property
+    def _threshold(self) -> str:
+        return f"+min{self.min_tokens}" if self.min_tokens else ""
 
     @property
     def formats(self) -> tuple[WireFormat, ...]:
@@ -124,6 +138,12 @@ class Comm:
     def is_quantized(self) -> bool:
         """Whether anything is encoded at all."""
         return ALGORITHMS[self.algorithm].quantized
+
+    def at(self, tokens: int) -> "Comm":
+        """What a call of so many tokens does: this comm without its threshold, or `fp32_ordered` below that."""
+        if not self.min_tokens:
+            return self
+        return replace(self, min_tokens=0) if tokens >= self.min_tokens else BASELINE
 
     def with_group(self, group_size: GroupSize) -> "Comm":
         """The same comm with another group size in every stage.
@@ -145,7 +165,7 @@ _EXAMPLES = (*ALGORITHMS, "int4_int8", "one_step_int4", "ring_int4", "hierarchic
 
 
 def parse_comm(text: str | Comm) -> Comm:
-    """Reads a comm name of the form `[algorithm[@node_size]:]reduce[/gather]`; a `Comm` passes through.
+    """Reads a comm name of the form `[algorithm[@node_size]:]reduce[/gather][+minTOKENS]`; a `Comm` passes through.
 
     `int4` means two-step with INT4 in both stages; `int4_int8` is short for `int4/int8`, `ring_int4` for `ring:int4`,
     so that the name of every preset in `conf/comm` means here what it means there.
@@ -155,7 +175,8 @@ def parse_comm(text: str | Comm) -> Comm:
     """
     if isinstance(text, Comm):
         return text
-    head, colon, tail = str(text).strip().partition(":")
+    text, min_tokens = _split_threshold(str(text).strip())
+    head, colon, tail = text.partition(":")
     if not colon:
         head, tail = _split_short(head)
     algorithm, _, node = head.partition("@")
@@ -172,7 +193,16 @@ def parse_comm(text: str | Comm) -> Comm:
         raise unknown("comm", str(text), [*FORMATS, *_EXAMPLES], hint="`fc-eval formats` lists the formats")
     reduce = parse_format(first) if first else None
     gather = parse_format(second) if second else (reduce if ALGORITHMS[algorithm].has_gather else None)
-    return Comm(algorithm, reduce, gather, int(node) if node else None)
+    return Comm(algorithm, reduce, gather, int(node) if node else None, min_tokens)
+
+
+def _split_threshold(text: str) -> tuple[str, int]:
+    """'int4+min64' is ('int4', 64)."""
+    name, plus, tail = text.partition("+")
+    found = re.fullmatch(r"min(\d+)", tail)
+    if plus and found is None:
+        raise FcEvalError(f"{plus + tail!r} of comm {text!r} is not possible: a threshold is written as in int4+min64")
+    return name, int(found.group(1)) if found else 0
 
 
 def _split_short(name: str) -> tuple[str, str]:

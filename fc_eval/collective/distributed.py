@@ -41,6 +41,7 @@ def all_reduce(partial_TH: torch.Tensor, comm: Comm, codec: Codec, ranks: Ranks)
         LostProcessError: another rank has ended, or has not come within the group's timeout.
     """
     partial_TH = partial_TH.detach().contiguous()
+    comm = comm.at(len(partial_TH))
     traffic = traffic_of(comm, ranks.world_size, *partial_TH.shape, DTYPE_NAMES[partial_TH.dtype])
     if any(fmt.hadamard for fmt in comm.formats):
         raise FcEvalError(

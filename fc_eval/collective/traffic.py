@@ -29,6 +29,7 @@ def traffic_of(comm: Comm, world_size: int, tokens: int, hidden: int, dtype: obj
     Raises:
         FcEvalError: an impossible shape or dtype, W below 1, or a node size that does not divide W.
     """
+    comm = comm.at(tokens)
     if world_size < 1:
         raise FcEvalError(f"world size {world_size} is not possible: expected at least 1")
     if comm.node_size is not None and world_size % comm.node_size:

@@ -26,7 +26,7 @@ from fc_eval.parallel.site import Site
 from fc_eval.parallel.sites import find_decoder
 from fc_eval.parallel.split import Split
 from fc_eval.parallel.stand_in import StandIn
-from fc_eval.parallel.stats import CommStats, Counts
+from fc_eval.parallel.stats import CommStats, Counts, add_groups
 
 # Views of the same width, to sum bits as integers.
 _INTEGERS = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: torch.int32}
@@ -78,8 +78,9 @@ class RankAttachment(Attachment):
         # Of the non-finite groups each rank has counted its own share.
         shares = self.ranks.gather({name: tally.nonfinite_groups for name, tally in tallies.items()})
         for name, tally in tallies.items():
-            found = [groups for share in shares if (groups := share[name]) is not None]
-            tally.nonfinite_groups = torch.stack(found).sum(0) if found else None
+            tally.nonfinite_groups = {}
+            for share in shares:
+                add_groups(tally.nonfinite_groups, share[name])
         return forwards, tallies
 
     def set_counts(self, counts: Iterable[Counts]) -> None:

@@ -43,6 +43,7 @@ class CommStats:
         effective_bits: bits per value, metadata and padding included: each site's mean over its stages, weighted by
             elements (for one comm everywhere: the mean over stages of 8 * encoded bytes / elements).
         wire_bytes_per_rank: bytes that the busiest rank sent to others.
+        unquantized_calls: all-reduces in which nothing was encoded, because of the comm or of its `min_tokens`.
         codec: name of the codec that encoded; several are joined by '+', '' where nothing is encoded.
         notes: what codecs had to say about their choice.
     """
@@ -56,6 +57,7 @@ class CommStats:
     qdq_rounds: int
     effective_bits: float
     wire_bytes_per_rank: int
+    unquantized_calls: int
     codec: str
     notes: tuple[str, ...]
 
@@ -76,15 +78,14 @@ class Tally:
 
     calls: Counter[int] = field(default_factory=Counter)
     traffic: dict[int, Traffic] = field(default_factory=dict)
-    nonfinite_groups: torch.Tensor | None = None
+    # By the names of the stages: a call below `min_tokens` has others than the rest.
+    nonfinite_groups: dict[tuple[str, ...], torch.Tensor] = field(default_factory=dict)
 
     def add(self, tokens: int, reduced: Reduced) -> None:
         """Counts one all-reduce of `tokens` rows; leaves the device alone (no synchronization)."""
         self.calls[tokens] += 1
         self.traffic[tokens] = reduced.traffic
-        more = reduced.nonfinite_groups
-        # Out of place: a sum that was made in inference mode could not be changed outside of it.
-        self.nonfinite_groups = more if self.nonfinite_groups is None else self.nonfinite_groups + more
+        add_groups(self.nonfinite_groups, {_stages_of(reduced.traffic): reduced.nonfinite_groups})
 
     @property
     def tokens(self) -> int:
@@ -103,24 +104,42 @@ class Tally:
         priced = ((self.traffic[tokens], calls) for tokens, calls in sorted(self.calls.items()))
         return sum(traffic.effective_bits * traffic.elements * calls for traffic, calls in priced)
 
+    @property
+    def unquantized_calls(self) -> int:
+        """Calls in which nothing was encoded."""
+        return sum(calls for tokens, calls in self.calls.items() if not self.traffic[tokens].qdq_rounds)
+
     def stages(self) -> list[StageStats]:
         """The site's stages, summed over calls; the one place that waits for the device."""
-        if self.nonfinite_groups is None:
-            return []
-        priced = [(self.traffic[tokens], calls) for tokens, calls in self.calls.items()]
-        return [
-            StageStats(
-                stage=stage.stage,
-                elements=self.elements,
-                encoded_bytes=sum(traffic.stages[i].encoded_bytes * calls for traffic, calls in priced),
-                bytes_per_rank=tuple(
-                    sum(traffic.stages[i].bytes_per_rank[rank] * calls for traffic, calls in priced)
-                    for rank in range(len(stage.bytes_per_rank))
-                ),
-                nonfinite_groups=found,
-            )
-            for i, (stage, found) in enumerate(zip(priced[0][0].stages, self.nonfinite_groups.tolist(), strict=True))
-        ]
+        sums: dict[str, StageStats] = {}
+        for names, groups in self.nonfinite_groups.items():
+            calls = [(self.traffic[tokens], count) for tokens, count in self.calls.items()]
+            priced = [(traffic, count) for traffic, count in calls if _stages_of(traffic) == names]
+            for i, (name, found) in enumerate(zip(names, groups.tolist(), strict=True)):
+                ranks = range(len(priced[0][0].stages[i].bytes_per_rank))
+                more = StageStats(
+                    stage=name,
+                    elements=sum(traffic.elements * count for traffic, count in priced),
+                    encoded_bytes=sum(traffic.stages[i].encoded_bytes * count for traffic, count in priced),
+                    bytes_per_rank=tuple(
+                        sum(traffic.stages[i].bytes_per_rank[rank] * count for traffic, count in priced)
+                        for rank in ranks
+                    ),
+                    nonfinite_groups=found,
+                )
+                _accumulate(sums, more)
+        return list(sums.values())
+
+
+def _stages_of(traffic: Traffic) -> tuple[str, ...]:
+    return tuple(stage.stage for stage in traffic.stages)
+
+
+def add_groups(sums: dict[tuple[str, ...], torch.Tensor], more: Mapping[tuple[str, ...], torch.Tensor]) -> None:
+    """Adds non-finite groups [stages], by the names of the stages."""
+    for names, groups in more.items():
+        # Out of place: a sum that was made in inference mode could not be changed outside of it.
+        sums[names] = sums[names] + groups if names in sums else groups
 
 
 # Forward passes, and the tally of each site by full name: what one process counted.
@@ -129,8 +148,8 @@ Counts = tuple[int, dict[str, Tally]]
 
 def on_cpu(tally: Tally) -> Tally:
     """A copy that another process can be sent; waits for the device."""
-    found = tally.nonfinite_groups
-    return Tally(Counter(tally.calls), dict(tally.traffic), None if found is None else found.cpu())
+    found = {names: groups.cpu() for names, groups in tally.nonfinite_groups.items()}
+    return Tally(Counter(tally.calls), dict(tally.traffic), found)
 
 
 def merged(counts: Iterable[Counts]) -> Counts:
@@ -142,9 +161,7 @@ def merged(counts: Iterable[Counts]) -> Counts:
             kept = sums.setdefault(name, Tally())
             kept.calls.update(tally.calls)
             kept.traffic.update(tally.traffic)
-            if tally.nonfinite_groups is not None:
-                old = kept.nonfinite_groups
-                kept.nonfinite_groups = tally.nonfinite_groups if old is None else old + tally.nonfinite_groups
+            add_groups(kept.nonfinite_groups, tally.nonfinite_groups)
     return forwards, sums
 
 
@@ -182,6 +199,7 @@ def summarize(
         qdq_rounds=max(rounds, default=0),
         effective_bits=sum(t.encoded_bits for t in tallies.values()) / elements if elements else 0.0,
         wire_bytes_per_rank=max(sent, default=0),
+        unquantized_calls=sum(tally.unquantized_calls for tally in tallies.values()),
         codec="+".join(sorted(set(codecs))),
         notes=tuple(dict.fromkeys(notes)),
     )
