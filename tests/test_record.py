@@ -13,9 +13,7 @@ from run_fixtures import Run, Task, quantized, small_set, write_run, write_statu
 
 from fc_eval.errors import FcEvalError, os_error
 from fc_eval.results.files import write_atomic
-from fc_eval.results.kept import kept_eval
 from fc_eval.results.record import load_run, load_runs
-from fc_eval.results.samples import read_samples
 from fc_eval.results.store import RunFolder
 
 NOW = 1_000_000.0
@@ -54,42 +52,6 @@ def test_perplexities_come_before_tasks_whatever_the_order_in_the_file(tmp_path)
     assert list(load_run(path).evals) == ["wikitext2", "c4", "text", "piqa", "a_task"]
 
 
-def test_samples_are_ordered_by_document(tmp_path, run_path):
-    file = run_path / "samples_arc_easy.jsonl"
-    before = load_run(run_path).samples["arc_easy"]
-    file.write_text("\n".join(reversed(file.read_text().splitlines())) + "\n")
-    after = load_run(run_path).samples["arc_easy"]
-    assert before.doc_hash == after.doc_hash == tuple(sorted(before.doc_hash))
-    assert before.metrics["acc"].tolist() == after.metrics["acc"].tolist()
-
-
-def test_rows_of_filters_and_of_several_tasks_are_kept_apart(tmp_path):
-    rows = [
-        {
-            "task": task,
-            "doc_id": i,
-            "doc_hash": f"{task}{i}",
-            "filter": name,
-            "target": i,
-            "exact_match": float(i < limit),
-        }
-        for task, count in (("b", 2), ("a", 3))
-        for i in range(count)
-        for name, limit in (("strict", 1), ("none", 2))
-    ]
-    (tmp_path / "samples_x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    samples = read_samples(tmp_path, "x")
-    assert samples.doc_hash == ("a0", "a1", "a2", "b0", "b1")
-    assert {key: values.tolist() for key, values in samples.metrics.items()} == {
-        "exact_match": [1, 1, 0, 1, 1],
-        "exact_match,strict": [1, 0, 0, 1, 0],
-        "a/exact_match": [1, 1, 0],
-        "a/exact_match,strict": [1, 0, 0],
-        "b/exact_match": [1, 1],
-        "b/exact_match,strict": [1, 0],
-    }
-
-
 def test_a_number_that_was_not_finite_is_nan(tmp_path, run_path):
     results = json.loads((run_path / "result.json").read_text())["results"]
     results["wikitext2"]["perplexity"] = None
@@ -113,6 +75,26 @@ def test_a_result_that_does_not_hold_is_refused(run_path, change, words):
     edit_result(run_path, **change)
     with pytest.raises(FcEvalError, match=words):
         load_run(run_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("algorithm", value) for value in (None, [], {}, 3)),
+        ("comm", None),
+        ("tp", "4"),
+        ("tp", True),
+        ("reduce_format", []),
+        ("group_size", 1.5),
+        ("reducer", 0),
+    ],
+)
+def test_an_arm_of_other_types_is_refused(tmp_path, run_path, key, value):
+    arm = json.loads((run_path / "result.json").read_text())["arm"]
+    edit_result(run_path, arm=arm | {key: value})
+    records, (problem,) = load_runs(tmp_path)
+    assert (records, problem.state) == ([], "broken")
+    assert f"result.json has arm.{key}={value!r}: " in problem.reason
 
 
 @pytest.mark.parametrize(
@@ -199,13 +181,6 @@ def test_no_flipped_byte_of_an_npz_ends_a_report(tmp_path, run_path):
     assert broken > len(whole) // 6  # the rest are time stamps and the like, which decide nothing
 
 
-def test_samples_cut_off_between_two_lines_are_found(run_path):
-    file = run_path / "samples_arc_easy.jsonl"
-    file.write_text("".join(line + "\n" for line in file.read_text().splitlines()[:-1]))
-    with pytest.raises(FcEvalError, match="200 samples of arc_easy, but 199 are kept"):
-        load_run(run_path)
-
-
 def test_files_of_another_run_are_found(tmp_path, run_path):
     arrays = dict(np.load(run_path / "windows_wikitext2.npz"))
     arrays["nll_sum"] = arrays["nll_sum"] * 1.01
@@ -276,67 +251,3 @@ def test_missing_folder(tmp_path):
         load_runs(tmp_path / "nowhere")
     with pytest.raises(FcEvalError, match="is not a folder"):
         load_run(tmp_path / "nowhere")
-
-
-# -- what an earlier attempt left ----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def half_run(tmp_path):
-    """A folder with one finished perplexity and one finished task, and no result."""
-    folder = RunFolder(tmp_path / "half", "f" * 64)
-    n = 8
-    arrays = {"nll_sum": np.full(n, 300.0), "tokens": np.full(n, 100), "cluster": np.arange(n)}
-    shared = {"schema": 1, "partial": True, "protocol": {}, "comm": {}, "seconds": 1.5}
-    text = shared | {"kind": "perplexity", "label": "text", "samples": n, "metrics": {"perplexity": math.exp(3)}}
-    folder.save_eval("text", text, arrays, None)
-    rows = [{"doc_id": i, "doc_hash": f"{i:064x}", "acc": float(i < 3)} for i in range(4)]
-    task = shared | {"kind": "task", "label": "piqa", "samples": 4, "metrics": {"acc": 0.75, "odd": None}}
-    folder.save_eval("piqa", task, None, rows)
-    return folder.path
-
-
-def test_a_finished_evaluation_is_kept(half_run):
-    assert kept_eval(half_run, "text")["metrics"] == {"perplexity": math.exp(3)}
-    assert kept_eval(half_run, "piqa")["samples"] == 4
-    assert kept_eval(half_run, "other") is None
-
-
-@pytest.mark.parametrize(
-    ("name", "file"),
-    [("text", "evals/text.json"), ("text", "windows_text.npz"), ("piqa", "samples_piqa.jsonl")],
-)
-def test_an_evaluation_of_which_a_file_is_cut_or_gone_is_not_kept(half_run, name, file):
-    whole = (half_run / file).read_bytes()
-    for size in (0, 1, len(whole) // 2, len(whole) - 3):
-        (half_run / file).write_bytes(whole[:size])
-        with pytest.raises(FcEvalError, match=f"{file}|2 are kept"):
-            kept_eval(half_run, name)
-    if "evals" not in file:
-        (half_run / file).unlink()
-        with pytest.raises(FcEvalError, match=f"there is no .*{file}"):
-            kept_eval(half_run, name)
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"samples": 7}, "7 samples of text, but 8 are kept"),
-        ({"metrics": {"perplexity": 21.0}}, "perplexity 21, but its samples give 20.08"),
-        ({"metrics": [1]}, "malformed"),
-        ({"samples": None}, "malformed"),
-        ({"schema": 2}, "newer than the 1 known here"),
-    ],
-)
-def test_an_evaluation_that_contradicts_itself_is_not_kept(half_run, change, words):
-    file = half_run / "evals" / "text.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | change))
-    with pytest.raises(FcEvalError, match=words):
-        kept_eval(half_run, "text")
-
-
-def test_an_evaluation_without_its_time_is_not_kept(half_run):
-    file = half_run / "evals" / "text.json"
-    file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k != "seconds"}))
-    with pytest.raises(FcEvalError, match="has no 'seconds'"):
-        kept_eval(half_run, "text")

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from fc_eval.errors import FcEvalError, os_error
 from fc_eval.results.files import AGAIN
@@ -198,7 +198,7 @@ def _record(path: Path, result: Mapping[str, Any]) -> RunRecord:
             path=path,
             fingerprint=fingerprint,
             baseline_fingerprint=result["baseline_fingerprint"],
-            arm=Arm(**{key: result["arm"][key] for key in Arm.__dataclass_fields__}),
+            arm=_arm(result["arm"]),
             results=numbers,
             evals=evals,
             wire=dict(result["wire"]),
@@ -218,6 +218,13 @@ def _record(path: Path, result: Mapping[str, Any]) -> RunRecord:
             raise
         what = f"has no {error}" if isinstance(error, KeyError) else f"is malformed ({error})"
         raise FcEvalError(f"result.json {what}: {AGAIN}") from None
+
+
+def _arm(said: Mapping[str, Any]) -> Arm:
+    for key, kind in get_type_hints(Arm).items():
+        if isinstance(said[key], bool) or not isinstance(said[key], kind):
+            raise FcEvalError(f"result.json has arm.{key}={said[key]!r}: {AGAIN}")
+    return Arm(**{key: said[key] for key in get_type_hints(Arm)})
 
 
 def _eval_order(item: tuple[str, Mapping[str, Any]]) -> tuple[object, ...]:

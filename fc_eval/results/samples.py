@@ -85,7 +85,8 @@ def read_samples(folder: Path, name: str) -> Samples:
     """Reads `samples_<name>.jsonl`, gzipped or not; a field that is a plain number in all rows counts as a metric.
 
     Raises:
-        FcEvalError: missing, cut off, or a row without its document's hash.
+        FcEvalError: missing, cut off, a row without its document's hash, or a filter that has a document twice or not
+            at all.
     """
     file = folder / f"samples_{name}.jsonl"
     packed = file.with_name(file.name + ".gz")
@@ -96,6 +97,7 @@ def _samples(file: str, data: bytes) -> Samples:
     lines = (gzip.decompress(data) if data[:2] == GZIP_MAGIC else data).decode().splitlines()
     documents: set[tuple[str, str, int]] = set()
     scopes: dict[tuple[str, str], list[tuple[str, str, int, dict[str, Any]]]] = {}
+    seen: dict[tuple[str, str], set[int]] = {}
     for line_number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
@@ -103,11 +105,17 @@ def _samples(file: str, data: bytes) -> Samples:
         except (json.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError):
             raise FcEvalError(f"line {line_number} of {file} is cut off or lacks doc_hash or doc_id: {AGAIN}") from None
         documents.add(document)
+        filtered = seen.setdefault((document[0], str(row.get("filter", "none"))), set())
+        if document[2] in filtered:
+            raise FcEvalError(f"line {line_number} of {file} repeats the row of document {document[2]}: {AGAIN}")
+        filtered.add(document[2])
         suffix = "" if row.get("filter", "none") == "none" else f",{row['filter']}"
         for prefix in ("", f"{document[0]}/"):
             scopes.setdefault((prefix, suffix), []).append((*document, row))
     if not documents:
         raise FcEvalError(f"{file} is empty: {AGAIN}")
+    if any(ids != {doc_id for of, _, doc_id in documents if of == task} for (task, _), ids in seen.items()):
+        raise FcEvalError(f"{file} lacks rows of a filter for some documents: {AGAIN}")
     metrics = {}
     for (prefix, suffix), rows in scopes.items():
         rows.sort(key=lambda entry: entry[:3])
