@@ -254,7 +254,10 @@ class Job:
         Raises:
             FcEvalError: a value that is not possible.
         """
-        return build("", cls, {key: mapping[key] for key in _JOB_KEYS if key in mapping})
+        job = build("", cls, {key: mapping[key] for key in _JOB_KEYS if key in mapping})
+        if not job.out.strip():
+            raise FcEvalError("out= names no folder: give the one of the run folders with out=DIR, as in out=runs")
+        return job
 
 
 _JOB_KEYS = tuple(field.name for field in fields(Job))

@@ -1,6 +1,7 @@
 """Digests of files are remembered only as long as the file cannot have changed; damaged memory is made again."""
 
 import hashlib
+import mmap
 import os
 import time
 
@@ -19,8 +20,9 @@ def sha256(data: bytes) -> str:
 
 @pytest.fixture
 def file(tmp_path, monkeypatch):
-    """A file that counts as settled at once."""
+    """A file that counts as settled at once, and as large."""
     monkeypatch.setattr(fingerprint, "SETTLED_S", -1.0)
+    monkeypatch.setattr(fingerprint, "REMEMBERED_BYTES", 3)
     path = tmp_path / "weights"
     path.write_bytes(b"one")
     return path
@@ -35,6 +37,18 @@ def test_a_digest_is_read_once(file, own_cache, monkeypatch):
     assert len(entries(own_cache)) == 1
     monkeypatch.setattr(hashlib, "file_digest", None)  # nothing is read any more
     assert file_sha256(file) == sha256(b"one")
+
+
+def test_a_small_file_is_read_each_time(file, own_cache, monkeypatch):
+    monkeypatch.setattr(fingerprint, "REMEMBERED_BYTES", 4)
+    with file.open("r+b") as opened, mmap.mmap(opened.fileno(), 3) as pages:
+        pages[:] = b"two"  # from here on the page is dirty, and a write to it sets no time
+        state = fingerprint._state(file)
+        assert file_sha256(file) == sha256(b"two")
+        pages[:] = b"six"
+        assert file_sha256(file) == sha256(b"six")
+        assert fingerprint._state(file) == state
+    assert not (own_cache / "digests").exists()
 
 
 def test_other_contents_of_the_same_size_and_time_are_another_file(file):

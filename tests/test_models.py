@@ -83,8 +83,13 @@ def test_a_configuration_needs_no_tensor_library():
 def test_files_that_decide_what_a_folder_is(checkpoint):
     (checkpoint / "notes.md").write_text("no part of the model")
     (checkpoint / "modeling.py").write_text("")
+    vocabularies = {"tokenizer.tiktoken", "vocab.bpe", "bpe.codes", "merges.txt", "source.spm", "spiece.model"}
+    for name in vocabularies:
+        (checkpoint / name).write_text("")
+    (checkpoint / "additional_chat_templates").mkdir()
+    (checkpoint / "additional_chat_templates" / "tools.jinja").write_text("")
     names = {file.name for file in model_files(local_config(checkpoint))}
-    assert {"config.json", "model.safetensors", "tokenizer.json"} <= names
+    assert {"config.json", "model.safetensors", "tokenizer.json", "tools.jinja", *vocabularies} <= names
     assert not names & {"notes.md", "modeling.py"}
     assert "modeling.py" in {file.name for file in model_files(local_config(checkpoint, trust_remote_code=True))}
 

@@ -185,12 +185,15 @@ int64_t decode_block(const Codec& codec, const uint8_t* wire, int64_t block, flo
     const Scale s = S::scale(q, m);
     const uint8_t* __restrict in = codes + k * l.group;
     for_each(n, [&](int32_t i) __attribute__((always_inline)) { out[i] = S::value(s, S::level_of(q, in[i])); });
+    // No encoder writes an infinite step or offset; of foreign bytes they may make NaN of any pattern.
+    if (!is_finite(s.step) || !is_finite(s.low))
+      for (int32_t i = 0; i < n; ++i) out[i] = canonical(out[i]);
     for (int side = 0; codec.format.spikes && side < 2; ++side) {
       const int64_t index = side * l.groups_per_block + k;
       const uint8_t* section = wire + l.spike_positions;
       const int32_t p = l.position_bytes == 1 ? get<uint8_t>(section, index) : get<uint16_t>(section, index);
       // Bytes of another origin may name a place outside the group: never write there.
-      if (p < n) out[p] = D::widen(get<Bits>(wire + l.spike_values, index));
+      if (p < n) out[p] = canonical(D::widen(get<Bits>(wire + l.spike_values, index)));
     }
   }
   return nonfinite;

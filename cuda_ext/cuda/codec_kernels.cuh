@@ -102,7 +102,7 @@ FC_DEVICE void decode_tile(const uint8_t* block, const TileMap& map, const WireP
     const Scale s = S::scale(q, m);
     float v[4];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) v[j] = finite ? S::value(s, S::level_of(q, codes[j])) : canonical_nan();
+    for (int j = 0; j < 4; ++j) v[j] = finite ? canonical(S::value(s, S::level_of(q, codes[j]))) : canonical_nan();
     if (!finite && (e & (p.group - 1)) == 0 && at.count) atomicAdd(nonfinite, 1ull);
     float* to = out + at.row * map.columns + at.column;
     if (map.vectors) {

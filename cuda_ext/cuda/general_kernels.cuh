@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kThreads)
                    const uint32_t code = static_cast<uint32_t>(codes >> (8 * j)) & 255u;
                    float v = S::value(s, S::level_of(p.quantizer, code));
                    v = i == h.high ? h.most : i == h.low ? h.least : v;
-                   out[at.row * l.hidden + at.column + i] = h.meta.finite ? v : canonical_nan();
+                   out[at.row * l.hidden + at.column + i] = h.meta.finite ? canonical(v) : canonical_nan();
                    if (i == 0 && !h.meta.finite) atomicAdd(nonfinite, 1ull);
                  });
   }

@@ -6,7 +6,7 @@ T tokens, H hidden, G groups per row, NB blocks, E elements per block.
 import torch
 
 from fc_eval.codec.base import DTYPE_NAMES, RoundTrip
-from fc_eval.codec.canonical import fill_nan_
+from fc_eval.codec.canonical import canonical_nan_, fill_nan_
 from fc_eval.codec.eager import eager
 from fc_eval.codec.groups import row_parts
 from fc_eval.codec.message import Contents, from_bytes, to_bytes
@@ -82,7 +82,8 @@ class ReferenceCodec:
             part.copy_(dequantize_(levels[:, columns, : part.shape[-1]], _columns(scale, columns), fmt))
             if spikes is not None:
                 put_back_(part, Spikes(*(array[:, columns] for array in spikes)))
-        return RoundTrip(values, _mark_broken(parts, scale))
+        count = _mark_broken(parts, scale)
+        return RoundTrip(canonical_nan_(values), count)  # foreign bytes: NaN spikes, infinite steps
 
     @eager
     def round_trip(self, x_TH: torch.Tensor, fmt: WireFormat) -> RoundTrip:

@@ -11,7 +11,10 @@ from fc_eval.settings import build, check_scalars, checked_mapping
 DTYPES = ("bf16", "fp16", "fp32")
 WEIGHTS = ("native",)
 # Files of a checkpoint folder or Hub repository that are read; anything else is neither fetched nor hashed.
-CHECKPOINT_PATTERNS = ("*.safetensors", "*.json", "*.model", "*.txt", "*.jinja")
+# The suffixes are those of every vocabulary file that transformers reads.
+TOKENIZER_PATTERNS = ("*.model", "*.txt", "*.tiktoken", "*.bpe", "*.codes", "*.vocab", "*.spm", "*.tokenizer")
+TEMPLATE_PATTERNS = ("*.jinja", "additional_chat_templates/*.jinja")
+CHECKPOINT_PATTERNS = ("*.safetensors", "*.json", *TOKENIZER_PATTERNS, *TEMPLATE_PATTERNS)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,8 @@ from fc_eval.wire.format import WIRE_VERSION
 
 # Time stamps of file systems are this coarse at worst (FAT, some network file systems).
 SETTLED_S = 2.0
+# A file below this size is hashed each time: that takes a fraction of a second, and nothing has to be trusted.
+REMEMBERED_BYTES = 64 * 2**20
 # Packages whose version can change a number.
 PACKAGES = ("fc-eval", "torch", "transformers", "tokenizers", "accelerate", "lm_eval", "datasets", "gguf", "numpy")
 
@@ -38,21 +40,23 @@ def cache_dir() -> Path:
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of a file, remembered so that a checkpoint is read once and not by every run.
+    """SHA-256 of a file; of one from `REMEMBERED_BYTES` on it is remembered, so that not every run reads a checkpoint.
 
-    What is remembered is trusted while the file has the same place, inode, size, modification and change time. Every
-    write sets the change time to the system's clock, and no program can set it to another; so this trusts the clock
-    not to be turned back, and the disk not to be written past the file system. A file that changed within the last
-    `SETTLED_S` is not remembered, because a later write may get the same time stamps. An entry that does not prove
-    itself is made again.
+    What is remembered is trusted while the file has the same place, inode, size, modification and change time. A write
+    sets the change time to the system's clock, and no program can set it to another; so this trusts the clock not to
+    be turned back, and the disk not to be written past the file system. It also trusts that no process still writes
+    to the file through a memory map: the system sets the time at the first write to a page of such a map, so later
+    ones until the page is stored go unseen, and a digest made between them stays wrong. A file that changed within the
+    last `SETTLED_S` is not remembered, because a later write may get the same time stamps. An entry that does not
+    prove itself is made again.
 
     Raises:
         FcEvalError: the file cannot be read, or is being written while it is read.
     """
     try:
-        before = _state(path)
+        before, remembers = _state(path), path.stat().st_size >= REMEMBERED_BYTES
         entry = cache_dir() / "digests" / hashlib.sha256(before.encode()).hexdigest()
-        remembered = _recall(entry, before)
+        remembered = _recall(entry, before) if remembers else None
         if remembered is not None:
             return remembered
         with path.open("rb") as file:
@@ -62,7 +66,7 @@ def file_sha256(path: Path) -> str:
         settled = time.time() - path.stat().st_ctime > SETTLED_S
     except OSError as error:
         raise os_error(error, path) from None
-    if settled:
+    if remembers and settled:
         with suppress(FcEvalError):  # a cache that cannot be written only costs time
             write_atomic(entry, _entry(before, digest))
     return digest

@@ -73,5 +73,6 @@ FC_FN float positive_zero(float x) { return add(x, 0.0f); }
 
 constexpr uint32_t kNanBits = 0x7FC00000u;
 FC_FN float canonical_nan() { return float_of(kNanBits); }
+FC_FN float canonical(float x) { return is_nan(x) ? canonical_nan() : x; }
 
 }  // namespace fc
