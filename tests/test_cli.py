@@ -55,7 +55,6 @@ MISTAKES = {
     "shape text": (["model.shape.layers=abc"], "model.shape.layers='abc' is not possible"),
     "shape 0": (["model.shape.heads=0"], "model.shape.heads=0 is not possible"),
     "tiny seed": (["model.tiny.seed=abc"], "model.tiny.seed='abc' is not possible"),
-    "no out": (["out="], "out= names no folder"),
     "dry_run word": (["dry_run=no"], "dry_run='no' is not possible: expected true or false"),
     "divergence word": (["eval.divergence=no"], "eval.divergence='no' is not possible: expected true or false"),
     "unparsable": (["comm=["], "could not be read"),
