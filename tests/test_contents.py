@@ -32,17 +32,28 @@ def hub(monkeypatch):
     return commits
 
 
+OWN_FILES = [
+    *("own.yaml", "base.yaml", "data.jsonl", "tools.py", "helper.py"),
+    *("parts/__init__.py", "parts/inner.py", "parts/other.py"),
+]
+
+
 def own_task(folder: Path) -> list[str]:
     """A task of files in the working folder, and the overrides that choose it."""
     folder.mkdir()
     (folder / "base.yaml").write_text("dataset_path: json\ntest_split: test\nprocess_docs: !function tools.clean\n")
-    (folder / "tools.py").write_text("clean = list")
+    (folder / "tools.py").write_text("from helper import clean\n")
+    (folder / "helper.py").write_text("import json\nimport parts.inner\nclean = list")
+    (folder / "parts").mkdir()
+    (folder / "parts" / "__init__.py").write_text("from . import other")
+    (folder / "parts" / "inner.py").write_text("import helper")
+    (folder / "parts" / "other.py").write_text("")
     (folder / "data.jsonl").write_text(json.dumps({"q": "a"}))
     (folder / "own.yaml").write_text("include: base.yaml\ntask: own\ndataset_kwargs: {data_files: data.jsonl}\n")
     return [*BASE, "eval=[]", "eval.tasks=[own.yaml]"]
 
 
-@pytest.mark.parametrize("name", ["own.yaml", "base.yaml", "tools.py", "data.jsonl"])
+@pytest.mark.parametrize("name", OWN_FILES)
 def test_every_file_behind_an_own_task_counts_and_its_place_does_not(tmp_path, monkeypatch, name):
     prints = []
     for place in ("one", "two"):
@@ -50,6 +61,9 @@ def test_every_file_behind_an_own_task_counts_and_its_place_does_not(tmp_path, m
         monkeypatch.chdir(tmp_path / place)
         prints.append(plan(config).fingerprint)
     assert prints[0] == prints[1]
+    (unknown,) = plan(config).contents.unknown
+    assert unknown.startswith("task 'own' has code of its own (tools.py, helper.py, ")
+    assert unknown.endswith("): files that this opens by itself are not hashed")
     with Path(name).open("a") as file:
         file.write("\n\n")
     assert plan(config).fingerprint != prints[0]

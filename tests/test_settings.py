@@ -181,5 +181,5 @@ def test_rules_that_no_preset_has_are_never_called_by_its_name():
 
 @pytest.mark.parametrize("out", ["", "  "])
 def test_a_folder_of_runs_has_a_name(out):
-    with pytest.raises(FcEvalError, match="^out= names no folder: give the one of the run folders with out=DIR"):
+    with pytest.raises(FcEvalError, match=r"^out= names no folder: give the one of the run folders with out=DIR"):
         Job.from_mapping({"out": out, "dry_run": True})

@@ -18,6 +18,7 @@ import yaml
 
 from fc_eval.errors import FcEvalError, os_error, unknown
 from fc_eval.evaluate.data import EMBEDDED
+from fc_eval.evaluate.own_code import code_files
 
 # What of a group's settings its tasks inherit, as far as data are concerned.
 DATA_KEYS = ("dataset_path", "dataset_name", "dataset_kwargs", "custom_dataset", "class")
@@ -29,7 +30,8 @@ class Definition:
 
     Attributes:
         settings: as the file says, `!function` references as plain text.
-        files: the YAML file, those that it includes, and the Python files beside them whose functions it names.
+        files: the YAML file, those that it includes, and the Python files beside them whose functions it names, with
+            the modules beside those that they import.
         imported: functions that it names which lie in an installed package instead.
     """
 
@@ -69,7 +71,7 @@ def read_definition(path: Path, above: tuple[Path, ...] = ()) -> Definition:
     for name in functions:
         file = path.parent / f"{name.rpartition('.')[0].replace('.', '/')}.py"
         if file.is_file():
-            files.append(file)
+            files += code_files(file)
         else:
             imported.append(name)
     included = settings.pop("include", None) or []

@@ -100,6 +100,11 @@ def _task(task: Definition, root: Path | None) -> Sources:
     settings, own = task.settings, Sources(task.files)
     name = settings.get("task")
     foreign = tuple(f"task {name!r} uses {function}, code of an installed package" for function in task.imported)
+    if code := ", ".join(file.name for file in task.files if file.suffix == ".py"):
+        foreign = (
+            *foreign,
+            f"task {name!r} has code of its own ({code}): files that this opens by itself are not hashed",
+        )
     if settings.get("class") or settings.get("custom_dataset"):
         return joined([own, Sources(unknown=(*foreign, f"task {name!r} has its data from code of its own"))])
     path, kwargs = settings.get("dataset_path"), settings.get("dataset_kwargs") or {}
