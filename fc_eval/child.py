@@ -7,20 +7,20 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 import fc_eval
 from fc_eval.errors import FcEvalError, Terminated
-from fc_eval.launch import USER_ERROR_EXIT
+from fc_eval.launch import KILLED_EXIT, USER_ERROR_EXIT
 from fc_eval.results.store import HEARTBEAT_S, RunFolder
 
 TAIL_LINES = 20
-# A child with several processes stops them before it ends; one that takes longer is killed.
-STOP_S = 10.0
+# A child with several processes stops them before it ends, and gives them 30 s (torchrun's agent does); one that takes
+# longer is killed.
+STOP_S = 45.0
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def _why_stopped(stop: BaseException) -> str:
 
 def _heartbeat(folder: RunFolder, child: int, stop: threading.Event) -> None:
     while not stop.wait(HEARTBEAT_S):
-        with suppress(FcEvalError):  # a beat that cannot be written is one that is missed
+        with suppress(FcEvalError, OSError):  # a beat that cannot be written is missed, and the next is tried
             folder.set_status("running", keep=True, child=child)
 
 
@@ -121,26 +121,6 @@ def _explain(code: int, tail: Sequence[str]) -> str | None:
         name = signal.Signals(-code).name
         hint = " (the system does this when memory runs out)" if name == "SIGKILL" else ""
         return f"killed by {name}{hint}"
-    if code == USER_ERROR_EXIT and lines:
+    if code in (USER_ERROR_EXIT, KILLED_EXIT) and lines:
         return lines[-1].removeprefix("error: ")
     return f"exit status {code}: " + "\n".join(lines) if lines else f"exit status {code} without a word"
-
-
-@contextmanager
-def sigterm_raises() -> Iterator[None]:
-    """Makes SIGTERM raise `Terminated` in the block, as Ctrl-C raises KeyboardInterrupt: what runs is ended and told.
-
-    Only the main thread can say so; elsewhere nothing is changed.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise Terminated
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

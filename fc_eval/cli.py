@@ -64,8 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(rest: list[str]) -> int:
-    from fc_eval.child import sigterm_raises
     from fc_eval.hydra_app import run
+    from fc_eval.launch import sigterm_raises
 
     with sigterm_raises():
         return run(rest)

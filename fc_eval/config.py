@@ -64,7 +64,7 @@ class RunConfig:
         device: `cpu`, `cuda`, or `auto` (a GPU where there is one).
         data_root: folder that mirrors dataset ids, None for the Hub.
         seed: seed of everything that draws.
-        threads: CPU threads of each process, None for the library's default.
+        threads: CPU threads of each process; None, with device=cpu, for OMP_NUM_THREADS or an even share of the CPUs.
         processes: groups of ranks that share the windows and requests, each with a whole model; under exec=emulated a
             group is one process. 'auto' for as many as there are GPUs for.
     """
@@ -225,6 +225,8 @@ class RunConfig:
             spec.pop("path", None)
         tree.pop("policy_name")
         tree.pop("processes")  # each batch is computed as it is by one process alone
+        if self.device == "cuda":  # CPU threads compute no number there; on a CPU the order of sums follows them
+            tree.pop("threads")
         tree["plan"] = self.split_plan
         if self.exec == "emulated":
             tree.pop("reducer")

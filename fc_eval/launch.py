@@ -10,17 +10,21 @@ import os
 import signal
 import sys
 import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import TYPE_CHECKING
 
-from fc_eval.errors import FcEvalError
+from fc_eval.errors import FcEvalError, Terminated
 from fc_eval.machine import cpu_count
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-# What a process exits with after a mistake that the user can mend, and when it lost the others: then one of them
-# has more to say.
-USER_ERROR_EXIT, LOST_EXIT = 2, 3
+# What a process exits with after a mistake that the user can mend; when it lost the others, and one of them has more
+# to say; and when one that it started was killed, of which its last line says all there is to say.
+USER_ERROR_EXIT, LOST_EXIT, KILLED_EXIT = 2, 3, 4
 _MARK = "FC_EVAL_LAUNCHED"
 
 
@@ -44,6 +48,26 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
     if os.getppid() != int(parent):  # it died before the call above
         os._exit(1)
+
+
+@contextmanager
+def sigterm_raises() -> Iterator[None]:
+    """Makes SIGTERM raise `Terminated` in the block, as Ctrl-C raises KeyboardInterrupt: what runs is ended and told.
+
+    Only the main thread can say so; elsewhere nothing is changed.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def report_error(error: FcEvalError) -> None:
@@ -73,7 +97,9 @@ def launch(count: int, module: str, *arguments: str) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cpu_count() // count)))
     if sys.platform.startswith("linux"):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all on one machine, whatever its name resolves to
-    with tempfile.TemporaryDirectory(prefix="fc_eval_launch_") as folder:
+    # The agent watches for signals only once its processes run; until then they must not leave the folder behind.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with sigterm_raises(), tempfile.TemporaryDirectory(prefix="fc_eval_launch_") as folder:
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
@@ -91,6 +117,8 @@ def launch(count: int, module: str, *arguments: str) -> int:
             return _explain(error, count)
         except SignalException as stop:
             return 128 + int(stop.sigval)
+        except KeyboardInterrupt as stop:
+            return 128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)
     return 0
 
 
@@ -111,7 +139,7 @@ def _explain(error: "ChildFailedError", count: int) -> int:
     elif cause.exitcode < 0:
         hint = " (the system does this when memory runs out)" if cause.exitcode == -signal.SIGKILL else ""
         print(f"error: {who} was killed by {cause.signal_name()}{hint}; the others were stopped", flush=True)
-        return USER_ERROR_EXIT
+        return KILLED_EXIT
     else:
         print(f"{who} ended with exit status {cause.exitcode}; the others were stopped", flush=True)
     return 1

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from fc_eval.config import RunConfig
+from fc_eval.config import MAX_THREADS, RunConfig
 from fc_eval.errors import FcEvalError
 
 
@@ -17,6 +17,23 @@ def cpu_count() -> int:
     with suppress(AttributeError):  # not on every system
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def threads_each(processes: int) -> int:
+    """CPU threads of each process where a run does not say: OMP_NUM_THREADS, or an even share of the CPUs.
+
+    Raises:
+        FcEvalError: OMP_NUM_THREADS is no number of threads.
+    """
+    given = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # later numbers are for nested regions
+    if not given:
+        return min(MAX_THREADS, max(1, cpu_count() // processes))
+    if not given.isdecimal() or not 1 <= int(given) <= MAX_THREADS:
+        raise FcEvalError(
+            f"OMP_NUM_THREADS={given!r} in the environment is not possible: expected 1 to {MAX_THREADS}; unset it, or "
+            "say threads=N"
+        )
+    return int(given)
 
 
 @cache
@@ -33,10 +50,10 @@ def settled(config: RunConfig) -> RunConfig:
     """The same run with `auto` replaced by what this machine has.
 
     A GPU computes the same bits beside others, so the number of groups is no part of what a run is. On a CPU the
-    order of sums follows the number of threads: where processes share the CPUs, `threads` says how many each gets.
+    order of sums follows the number of threads, so it is always settled there.
 
     Raises:
-        FcEvalError: a GPU asked for where there is none, or more processes than GPUs.
+        FcEvalError: a GPU asked for where there is none, more processes than GPUs, or an impossible OMP_NUM_THREADS.
     """
     if config.device == "cuda" and not gpu_count():
         raise FcEvalError("device=cuda but torch sees no CUDA device: use device=cpu, or install a CUDA build of torch")
@@ -55,7 +72,6 @@ def settled(config: RunConfig) -> RunConfig:
         raise FcEvalError(
             f"processes={config.processes}{each} needs as many GPUs, but torch sees {gpus}: use processes=auto"
         )
-    sharing = config.processes * config.ranks if config.device == "cpu" else 1
-    if sharing > 1 and config.threads is None and "OMP_NUM_THREADS" not in os.environ:
-        config = replace(config, threads=max(1, cpu_count() // sharing))
+    if config.device == "cpu" and config.threads is None:
+        config = replace(config, threads=threads_each(config.processes * config.ranks))
     return config

@@ -9,13 +9,13 @@ from conftest import attach, logits
 from launching import launched
 from shared_evaluations import everything, write_tasks
 
-from fc_eval import machine
+from fc_eval import machine, run
 from fc_eval.compose import compose_one
 from fc_eval.errors import FcEvalError, LostProcessError
 from fc_eval.evaluate.processes import ALONE, Processes
 from fc_eval.evaluate.progress import Ticker
 from fc_eval.results.store import RunStore
-from fc_eval.sweep import execute, plan
+from fc_eval.sweep import execute, plan, write_plan
 
 RUN = ["model=tiny", "tp=2", "eval.limit=3", "eval.runs.text.window_tokens=64"]
 
@@ -106,19 +106,61 @@ def test_auto_is_one_process_per_gpu_and_one_on_a_cpu(monkeypatch):
         with_gpus(monkeypatch, 4, "processes=2", "model.device_map=auto")
 
 
-def test_processes_that_share_the_cpus_have_their_threads_in_the_fingerprint(monkeypatch):
+@pytest.mark.parametrize(
+    ("environment", "overrides", "threads"),
+    [
+        (None, [], 8),
+        (None, ["processes=3"], 2),
+        (None, ["processes=9"], 1),
+        ("", ["processes=2"], 4),
+        ("5", [], 5),
+        ("5,2", ["processes=3"], 5),
+        ("5", ["processes=3", "threads=4"], 4),
+    ],
+)
+def test_threads_are_settled_on_a_cpu(monkeypatch, environment, overrides, threads):
     monkeypatch.setattr(machine, "cpu_count", lambda: 8)
-    monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    assert with_gpus(monkeypatch, 0, "processes=3").threads is None  # OMP_NUM_THREADS says it, to one process as well
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if environment is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", environment)
+    assert with_gpus(monkeypatch, 0, *overrides).threads == threads
+
+
+@pytest.mark.parametrize("wrong", ["0", "-1", "two", "1.5", "1025"])
+def test_an_impossible_number_of_threads_in_the_environment_is_refused(monkeypatch, wrong):
+    monkeypatch.setenv("OMP_NUM_THREADS", wrong)
+    with pytest.raises(FcEvalError, match=f"OMP_NUM_THREADS='{wrong}' .* expected 1 to 1024"):
+        with_gpus(monkeypatch, 0)
+    assert with_gpus(monkeypatch, 0, "threads=2").threads == 2
+    assert with_gpus(monkeypatch, 1).threads is None
+
+
+def test_threads_are_part_of_what_a_run_is_on_a_cpu_alone(monkeypatch):
+    monkeypatch.setattr(machine, "cpu_count", lambda: 8)
+    prints = []
+    for number in ("1", "2"):
+        monkeypatch.setenv("OMP_NUM_THREADS", number)
+        prints.append(plan(compose_one([*RUN, "eval=text", "device=cpu"])).fingerprint)
+    assert prints[0] != prints[1]
+    assert plan(compose_one([*RUN, "eval=text", "device=cpu", "threads=1"])).fingerprint == prints[0]
+    on_gpu = [with_gpus(monkeypatch, 2, f"threads={n}", f"processes={n}").identity() for n in (1, 2)]
+    assert on_gpu[0] == on_gpu[1] == with_gpus(monkeypatch, 2).identity()
     monkeypatch.delenv("OMP_NUM_THREADS")
-    assert with_gpus(monkeypatch, 0, "processes=3").threads == 2
-    assert with_gpus(monkeypatch, 0, "processes=3", "threads=4").threads == 4
-    assert with_gpus(monkeypatch, 2, "processes=2").threads is None
     few, many = (compose_one([*RUN, "eval=text", "device=cpu", "threads=2", f"processes={n}"]) for n in (1, 4))
     assert plan(few).fingerprint == plan(many).fingerprint
     assert plan(replace(many, threads=None)).config.threads == 2
     assert plan(replace(many, threads=None)).fingerprint == plan(few).fingerprint
     assert plan(replace(few, threads=None)).fingerprint != plan(few).fingerprint
+
+
+def test_a_run_computes_with_the_threads_that_were_settled(tmp_path, monkeypatch, one_thread):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    target = plan(compose_one([*RUN, "eval=text", "device=cpu", "comm=fp32_ordered"]))
+    folder = RunStore(tmp_path).folder(target.name, target.fingerprint)
+    write_plan(target, None, folder)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert run.main(str(folder.path)) == 0
+    assert folder.read_result()["env"]["threads"] == 3
 
 
 def test_a_lost_process_is_an_error_of_its_own(monkeypatch):

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from fc_eval import child, sweep
-from fc_eval.child import Ending, child_environment, sigterm_raises
+from fc_eval.child import Ending, child_environment
 from fc_eval.cli import main
 from fc_eval.compose import compose_one
 from fc_eval.errors import FcEvalError, Terminated
-from fc_eval.launch import USER_ERROR_EXIT
+from fc_eval.launch import USER_ERROR_EXIT, sigterm_raises
+from fc_eval.results import files
 from fc_eval.results.store import RunFolder, RunStore
 from fc_eval.sweep import execute, plan
 
@@ -203,6 +204,40 @@ def test_a_child_of_a_source_tree_finds_it(monkeypatch):
     assert "PYTHONPATH" not in child_environment()
 
 
+# -- heartbeat -----------------------------------------------------------------------------------------------------
+
+
+class Beats:
+    """Stands for the event that ends the heart: `count` beats, none of them waited for."""
+
+    def __init__(self, count: int) -> None:
+        self.left = count
+
+    def wait(self, timeout: float) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+
+def test_the_heart_beats_on_after_writes_that_failed(tmp_path, monkeypatch):
+    folder = RunFolder(tmp_path / "run", "0" * 64)
+    folder.set_status("running", child=None)
+    tries: list[int] = []
+
+    def full_at_first(handle: int) -> None:
+        tries.append(handle)
+        if len(tries) < 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files.os, "fsync", full_at_first)
+    child._heartbeat(folder, 4711, Beats(2))
+    assert folder.status()["child"] is None
+    assert [path.name for path in folder.path.iterdir()] == ["status.json"]  # nothing half-written stays
+    child._heartbeat(folder, 4711, Beats(1))
+    assert (len(tries), folder.status()["child"], folder.status()["state"]) == (3, 4711, "running")
+    monkeypatch.setattr(RunFolder, "set_status", lambda *_, **__: folder.path.joinpath("none").stat())
+    child._heartbeat(folder, 4711, Beats(1))
+
+
 # -- signals -------------------------------------------------------------------------------------------------------
 
 
@@ -219,22 +254,36 @@ def test_sigterm_raises_in_the_block_alone():
 
 
 @pytest.mark.parametrize(
-    ("number", "status", "reason"),
-    [(signal.SIGTERM, 143, "stopped by SIGTERM"), (signal.SIGINT, 130, "stopped by the user")],
+    ("number", "status", "reason", "processes"),
+    [
+        (signal.SIGTERM, 143, "stopped by SIGTERM", 1),
+        (signal.SIGTERM, 143, "stopped by SIGTERM", 2),
+        (signal.SIGINT, 130, "stopped by the user", 1),
+    ],
 )
-def test_a_stopped_parent_ends_its_child_and_says_so(tmp_path, number, status, reason):
+def test_a_stopped_parent_ends_its_child_and_says_so(tmp_path, number, status, reason, processes):
     folder = tmp_path / "slow"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(
         "import os, sys, time\n"
-        "if 'fc_eval.run' in ' '.join(sys.orig_argv):\n"
+        f"if 'fc_eval.run' in ' '.join(sys.orig_argv) and ({processes} == 1 or 'RANK' in os.environ):\n"
         "    print(os.getpid(), flush=True)\n"
         "    time.sleep(600)\n"
     )
-    runs = tmp_path / "runs"
+    runs, temporary = tmp_path / "runs", tmp_path / "tmp"
+    temporary.mkdir()
     parent = subprocess.Popen(
-        [sys.executable, "-m", "fc_eval.cli", "run", "comm=fp32_ordered", *TINY, f"out={runs}"],
-        env=os.environ | {"PYTHONPATH": f"{folder}:{ROOT}"},
+        [
+            sys.executable,
+            "-m",
+            "fc_eval.cli",
+            "run",
+            "comm=fp32_ordered",
+            *TINY,
+            f"processes={processes}",
+            f"out={runs}",
+        ],
+        env=os.environ | {"PYTHONPATH": f"{folder}:{ROOT}", "TMPDIR": str(temporary)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -248,6 +297,7 @@ def test_a_stopped_parent_ends_its_child_and_says_so(tmp_path, number, status, r
     (file,) = runs.glob("*/status.json")
     found = json.loads(file.read_text())
     assert (found["state"], found["error"]) == ("failed", reason)
+    assert list(temporary.iterdir()) == []
     with pytest.raises(ProcessLookupError):
         os.kill(started, 0)
 

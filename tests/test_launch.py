@@ -1,8 +1,10 @@
 """Several processes end together: signals, deaths and mistakes, each told in one line."""
 
 import json
+import os
 import re
 import signal
+import subprocess
 import sys
 import textwrap
 import time
@@ -15,7 +17,7 @@ from launching import ROOT, launched, start
 from fc_eval import launch, run
 from fc_eval.compose import compose_one
 from fc_eval.results.store import RunStore
-from fc_eval.sweep import execute, plan, write_plan
+from fc_eval.sweep import execute, plan, summarize, write_plan
 
 
 def gone(pid: int) -> bool:
@@ -49,6 +51,25 @@ def test_no_process_outlives_the_one_that_started_it(tmp_path, tmp_path_factory,
     until(lambda: all(gone(pid) for pid in pids))
 
 
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_launcher_that_is_stopped_before_its_processes_run_leaves_nothing(tmp_path, name):
+    code = (
+        "import sys, time, torch.distributed.launcher.api as api\n"
+        "from fc_eval.launch import launch\n"
+        "def wait(config, entrypoint): print('here', flush=True); time.sleep(600)\n"
+        "api.elastic_launch = wait\n"
+        "sys.exit(launch(2, 'launching'))\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout.readline() == "here\n"
+        assert [path.name.startswith("fc_eval_launch_") for path in tmp_path.iterdir()] == [True]
+        process.send_signal(signal.Signals[name])
+        assert process.wait(60) == 128 + signal.Signals[name].value
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_mistake_of_the_user_is_said_once():
     said = launched(2, "launching", "mistake")
     assert (said.returncode, said.stdout) == (2, "error: the text is too short: give more\n")
@@ -57,7 +78,7 @@ def test_a_mistake_of_the_user_is_said_once():
 @pytest.mark.parametrize(
     ("exits", "status", "words"),
     [
-        ({0: launch.LOST_EXIT, 1: -9}, 2, "process 1 of 3 .* was killed by SIGKILL .*memory"),
+        ({0: launch.LOST_EXIT, 1: -9}, launch.KILLED_EXIT, "process 1 of 3 .* was killed by SIGKILL .*memory"),
         ({0: -15, 1: launch.LOST_EXIT, 2: 1}, 1, "process 2 of 3 .* ended with exit status 1"),
         ({0: launch.LOST_EXIT, 1: -15}, 1, "process 0 of 3 .* lost the others, which did not end"),
     ],
@@ -100,7 +121,8 @@ def test_a_process_that_dies_is_named_and_the_run_goes_on_where_it_was(tmp_path,
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
     (broken,) = execute(config, store, say=lambda text: None)
     assert broken.state == "failed"
-    assert "process 1 of 2 (counted from 0) was killed by SIGKILL" in str(broken.error)
+    assert str(broken.error).startswith("process 1 of 2 (counted from 0) was killed by SIGKILL")
+    assert summarize([broken], say=lambda text: None) == 1  # as with one process: no mistake of the user's
     assert {path.stem for path in broken.folder.path.glob("evals/*")} == {"text"}
 
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
