@@ -121,6 +121,18 @@ def _translate(message: str) -> FcEvalError:
             f"{refused.group(1)} is not part of what was chosen (`fc-eval run --cfg` prints that), or its value has a "
             "key that is not known there"
         )
+    if deleted := re.search(r"Could not delete from config\. '([^']+)' does not exist", message):
+        key = deleted.group(1)
+        return FcEvalError(
+            f"~{key} is not possible: {key} is null or not part of what was chosen (`fc-eval run --cfg` prints that), "
+            "so there is nothing to leave out"
+        )
+    if merged := re.search(r"Error merging override (\S+?)=(.*)", message):
+        key, value = merged.groups()
+        return FcEvalError(
+            f"{key}={value} is not possible: the value is of another kind than the one that {key} has "
+            "(`fc-eval run --cfg` prints that)"
+        )
     return FcEvalError("the command line could not be composed: " + " ".join(message.split()))
 
 

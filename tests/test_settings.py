@@ -11,6 +11,7 @@ from fc_eval.compose import compose_mappings, compose_one
 from fc_eval.config import Job, RunConfig
 from fc_eval.errors import FcEvalError
 from fc_eval.models.config import model_files
+from fc_eval.presets import options
 
 # Together they have every kind of node: packages, shapes, random weights, published numbers, rules, nodes, tasks.
 BASES = {
@@ -139,6 +140,9 @@ def test_every_override_composes_or_gives_one_sentence(part):
             "model.shape is not part of what was chosen (`fc-eval run --cfg` prints that), or its value",
         ),
         ("threads=100000", "threads=100000 is not possible: expected 1 to 1024"),
+        ("~eval.limit", "~eval.limit is not possible: eval.limit is null or not part of what was chosen"),
+        ("~comm.gather", "~comm.gather is not possible: comm.gather is null or not part of what was chosen"),
+        ("eval.tasks={a:1}", "eval.tasks={a:1} is not possible: the value is of another kind than the one that"),
         ("model.name=''", "model.name='' is not possible"),
         ("out=rüns", "could not be read: expected KEY=VALUE; a value with special characters needs quotes"),
         ("tp=???", "Missing mandatory value"),
@@ -183,3 +187,10 @@ def test_rules_that_no_preset_has_are_never_called_by_its_name():
 def test_a_folder_of_runs_has_a_name(out):
     with pytest.raises(FcEvalError, match=r"^out= names no folder: give the one of the run folders with out=DIR"):
         Job.from_mapping({"out": out, "dry_run": True})
+
+
+def test_every_model_takes_a_note():
+    for name in options("model"):
+        given = ["model.path=."] if name == "local" else []
+        assert compose_mappings([f"model={name}", *given, "model.note=mine"], sweep=False)[0]["model"]["note"] == "mine"
+    assert compose_one(["model=tiny"]).model.note is None
