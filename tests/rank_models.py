@@ -236,3 +236,19 @@ def load_in_world(ranks: Ranks, config: ModelConfig, tp: int) -> str:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "nothing"
+
+
+def beside_transformers(ranks: Ranks, config: ModelConfig, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits under `plain`, split by this package and by transformers itself."""
+    import os
+
+    from transformers import AutoModelForCausalLM
+    from transformers.distributed import DistributedConfig
+
+    found = part_of(config, ranks, "plain", device="cpu", plan="full")
+    os.environ |= {"RANK": str(ranks.rank), "LOCAL_RANK": str(ranks.rank), "WORLD_SIZE": str(ranks.world_size)}
+    own_split = DistributedConfig(tp_plan="auto", tp_size=2)
+    peer = AutoModelForCausalLM.from_pretrained(config.path, dtype=torch.float32, distributed_config=own_split)
+    with torch.inference_mode():
+        both = [model(input_ids=ids, use_cache=False).logits for model in (found.model, peer.eval())]
+    return both[0], both[1]

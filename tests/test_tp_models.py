@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import rank_models
@@ -12,6 +13,7 @@ from shared_evaluations import TASKS, write_tasks
 
 from fc_eval.errors import FcEvalError, LostProcessError
 from fc_eval.evaluate.spec import PerplexitySpec, TaskSpec
+from fc_eval.models import versions
 from fc_eval.models.config import ModelConfig
 from fc_eval.models.load import load_model
 from fc_eval.models.tiny import byte_tokenizer
@@ -141,6 +143,16 @@ def test_device_map_and_missing_gpus_are_refused(saved):
     assert (kind, text[:21]) == ("FcEvalError", "model.device_map=auto")
 
 
+@pytest.mark.parametrize("version", ["4.57.1", "5.15.1", "6.0.0"])
+def test_an_unsupported_transformers_is_one_sentence(version, saved, monkeypatch):
+    monkeypatch.setattr(versions.transformers, "__version__", version)
+    with pytest.raises(
+        FcEvalError, match=f"transformers {version} is not supported: expected 5.16 or later, below 6; "
+    ):
+        load_model(saved("llama"))
+    assert '"transformers>=5.16,<6"' in (Path(__file__).parents[1] / "pyproject.toml").read_text()
+
+
 def test_outside_of_torchrun_is_one_sentence(saved, monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with pytest.raises(FcEvalError, match="start the script with torchrun --nproc-per-node 2"):
@@ -206,3 +218,17 @@ def test_several_groups_of_a_larger_world_in_one_process(saved, token_ids, one_t
     ]
     for found in shared_group().run(4, rank_models.two_groups, config, token_ids):
         assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def test_transformers_own_split_computes_the_same(saved, token_ids):
+    """Another implementation: transformers' own tensor parallelism, with the framework's own sums."""
+    config = saved("peer", "qwen2", "float32")
+    group = RankGroup(world=2)
+    try:
+        for own, theirs in group.run(2, rank_models.beside_transformers, config, token_ids):
+            assert own.shape == theirs.shape
+            error = float((own - theirs).norm() / theirs.norm())
+            # Its embedding and last projection are split as well, so products are rounded otherwise: a few fp32 steps.
+            assert error <= 16 * torch.finfo(torch.float32).eps
+    finally:
+        group.close()

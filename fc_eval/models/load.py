@@ -16,6 +16,7 @@ from fc_eval.models.package import fetch_gguf
 from fc_eval.models.progress import bars_on_terminals_only
 from fc_eval.models.reasons import reason
 from fc_eval.models.tiny import byte_tokenizer, tiny_model
+from fc_eval.models.versions import check_transformers
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -64,6 +65,7 @@ def load_model(
     Raises:
         FcEvalError: anything about the source, the device or the options that the user can mend.
     """
+    check_transformers()
     if not isinstance(config, ModelConfig):
         raise FcEvalError(
             f"load_model got {config!r}: expected a ModelConfig of fc_eval.models.config, "
