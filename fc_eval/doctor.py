@@ -64,7 +64,8 @@ def _packages(config: RunConfig) -> str:
 def _device(config: RunConfig) -> str:
     import torch
 
-    shared = f"processes of a run: {settled(config).processes}"
+    ranks = f" groups of {config.ranks} ranks" if config.ranks > 1 else ""
+    shared = f"processes of a run: {settled(config).processes}{ranks}"
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         return f"{len(names)} CUDA: {', '.join(names)}; torch uses {torch.get_num_threads()} CPU threads; {shared}"
