@@ -5,6 +5,7 @@ rank counts the non-finite groups that it alone is responsible for, so that the 
 W ranks, T tokens, H hidden.
 """
 
+from collections import Counter
 from collections.abc import Callable
 
 import torch
@@ -51,7 +52,10 @@ def all_reduce(partial_TH: torch.Tensor, comm: Comm, codec: Codec, ranks: Ranks)
     none = torch.zeros(len(traffic.stages), dtype=torch.int64, device=partial_TH.device)
     if ranks.world_size == 1 or not partial_TH.numel():
         return Reduced(partial_TH, traffic, none)
+    before = Counter(ranks.sent)
     values, counts = ALGORITHMS[comm.algorithm](partial_TH, comm, codec, ranks)
+    promised = Counter({stage.stage: stage.bytes_per_rank[ranks.rank] for stage in traffic.stages})
+    assert comm.algorithm == "plain" or ranks.sent - before == +promised  # what travels is what is reported
     return Reduced(values, traffic, torch.stack(counts) if counts else none)
 
 
