@@ -38,8 +38,15 @@ SPIKE_FORMATS = [
     *("fp4_e2m1-g32-sr", "mxfp4-sr", "mxint8-g100-e5m0-sr"),
     *("int4-sfp16-sr", "int4-g8-sfp16-zint16-sr", "int3-g32-se-sbf16-sr", "fp8_e4m3-g9-sfp32-sr"),
 ]
+NARROW_FLOATS = ("fp5_e3m1", "fp5_e2m2", "fp4_e3m0", "fp4_e1m2", "fp3_e2m0", "fp3_e1m1")
+NARROW_FORMATS = [base + suffix for base in NARROW_FLOATS for suffix in ("-g32", "-g100-sfp16-sr")]
+ROTATED_FORMATS = [
+    *("int4-g32-had", "int8-gtoken-had", "int3-g100-sym-had", "int2-g64-sr-had", "int4-g32-sfp16-zint16-had"),
+    *("fp6_e3m2-g9-had", "mxfp4-had", "mxint4-g16-e4m0-had"),
+]
 # New formats go to the end: the golden vectors of the others are not to move.
 FORMATS = INTEGER_FORMATS + SCALE_FORMATS + GROUP_FORMATS + FLOAT_FORMATS + MX_FORMATS + SPIKE_FORMATS
+FORMATS += NARROW_FORMATS + ROTATED_FORMATS
 
 # T, H: one element; a short group; a row shorter than a block; a whole block; several blocks with a ragged end.
 SHAPES = [(1, 1), (3, 20), (2, 130), (1, 1024), (5, 300)]
@@ -190,4 +197,7 @@ COMMS = [
     ("ring:mxfp6_e2m3", 3),
     ("int2-g64-sr/int4-g32-sr", 3),
     ("ring:int3-g32-sr", 3),
+    ("int4-g32-had/int8-g100-sym-had", 3),
+    ("one_step:int5-g32-had", 4),
+    ("hierarchical@2:int4-gtoken-had/int6-g32", 4),
 ]

@@ -7,7 +7,7 @@ import math
 import struct
 
 import numpy as np
-from oracle_floats import WIDTH, from_bits, to_bits
+from oracle_floats import WIDTH, from_bits, rounded, to_bits
 from oracle_group import Group, decode_spiked, encode_spiked, is_broken
 
 Rows = list[list[np.float32]]
@@ -106,7 +106,27 @@ class Reader:
         return [item_value(data[i * size : (i + 1) * size], kind) for i in range(count)]
 
 
+def rotate(x: Rows) -> Rows:
+    """Rule 7, row by row; the same way there and back."""
+    return [rotate_row(row) for row in x]
+
+
+def rotate_row(row: list[np.float32]) -> list[np.float32]:
+    size = next(2**k for k in range(len(row).bit_length(), -1, -1) if len(row) % 2**k == 0)
+    values, stride = list(row), 1
+    with np.errstate(all="ignore"):
+        while stride < size:
+            for i in range(len(row)):
+                if not i // stride % 2:
+                    a, b = values[i], values[i + stride]
+                    values[i], values[i + stride] = a + b, a - b
+            stride *= 2
+        return [v * np.float32(2 ** (-math.log2(size) / 2)) for v in values]
+
+
 def encode(x: Rows, fmt, dtype: str) -> bytes:
+    if fmt.hadamard:
+        x = [[rounded(v, dtype) for v in row] for row in rotate(x)]
     tokens, hidden = len(x), len(x[0]) if x else 1
     g, per_row, per_block, blocks = geometry(fmt, tokens, hidden)
     with np.errstate(all="ignore"):
@@ -156,7 +176,7 @@ def decode(message: bytes, fmt, tokens: int, hidden: int, dtype: str) -> tuple[R
                 row += decode_spiked(group._replace(codes=group.codes[: min(g, hidden - len(row))]), fmt)
                 broken += is_broken(group.meta, fmt)
             rows.append(row)
-    return rows, broken
+    return (rotate(rows) if fmt.hadamard else rows), broken
 
 
 def round_trip(x: Rows, fmt, dtype: str) -> tuple[Rows, int]:

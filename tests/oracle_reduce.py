@@ -1,7 +1,9 @@
 """The reductions of WIRE.md on top of `oracle`: scalar, slow, written from that page alone."""
 
+from dataclasses import replace
+
 import numpy as np
-from oracle import Rows, geometry, round_trip
+from oracle import Rows, geometry, rotate, round_trip
 from oracle_floats import ZERO, rounded
 
 
@@ -19,11 +21,20 @@ def zeros_like(x: Rows) -> Rows:
 
 
 def decoded_sum(partials: list[Rows], fmt, dtype: str) -> tuple[Rows, int]:
+    if fmt.hadamard:  # "undone once per stage"
+        turned = [rounded_rows(rotate(partial), dtype) for partial in partials]
+        total, broken = fp32_sum(turned, replace(fmt, hadamard=False), dtype)
+        return rounded_rows(rotate(total), dtype), broken
+    total, broken = fp32_sum(partials, fmt, dtype)
+    return rounded_rows(total, dtype), broken
+
+
+def fp32_sum(partials: list[Rows], fmt, dtype: str) -> tuple[Rows, int]:
     total, broken = zeros_like(partials[0]), 0
     for partial in partials:
         values, count = round_trip(partial, fmt, dtype)
         total, broken = add(total, values), broken + count
-    return rounded_rows(total, dtype), broken
+    return total, broken
 
 
 def all_reduce(partials: list[Rows], comm, dtype: str) -> tuple[Rows, list[int]]:

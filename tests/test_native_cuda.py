@@ -18,7 +18,7 @@ from fc_eval.wire import parse_format
 from fc_eval.wire.layout import layout
 
 GROUPS = (8, 16, 32, 64, 128, 256, 512, 1024)
-COVERED = [name for name in FORMATS if parse_format(name).metadata == "extremes"]
+COVERED = [name for name in FORMATS if (row := parse_format(name)).metadata == "extremes" and not row.hadamard]
 BASES = [name for name in COVERED if "-g32" in name and not parse_format(name).spikes]
 # What tiles of 1024 do not hold: other groups, one per row, spikes, narrow scales.
 GENERAL = [name for name in COVERED if CudaCodec.__new__(CudaCodec)._why_not_in_one_pass(parse_format(name))]

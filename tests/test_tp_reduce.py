@@ -51,7 +51,7 @@ def check(world_size: int, cases: list[tuple[str, torch.Tensor]], codec: str = "
 
 
 @pytest.mark.parametrize("dtype_name", sorted(DTYPES))
-@pytest.mark.parametrize(("name", "world_size"), COMMS)
+@pytest.mark.parametrize(("name", "world_size"), [case for case in COMMS if "had" not in case[0]])
 def test_every_algorithm_equals_the_emulator(name, world_size, dtype_name):
     shapes = itertools.cycle(SHAPES)
     check(

@@ -9,6 +9,7 @@ from fc_eval.codec.base import DTYPE_NAMES, RoundTrip
 from fc_eval.codec.canonical import canonical_nan_, fill_nan_
 from fc_eval.codec.eager import eager
 from fc_eval.codec.groups import row_parts
+from fc_eval.codec.hadamard import in_rotated_space, rotate, rotated
 from fc_eval.codec.message import Contents, from_bytes, to_bytes
 from fc_eval.codec.minifloat import codes_of, values_of
 from fc_eval.codec.quantize import (
@@ -30,7 +31,7 @@ Parts = list[tuple[slice, torch.Tensor]]
 
 
 class ReferenceCodec:
-    """WIRE.md for every element type, scheme, scale, metadata kind and group size."""
+    """WIRE.md for every element type, scheme, scale, metadata kind and group size, and for rotated rows."""
 
     name = "reference"
 
@@ -38,14 +39,14 @@ class ReferenceCodec:
         """See `Codec`; every device is covered."""
         if dtype not in DTYPE_NAMES:
             return f"{dtype} is not bf16, fp16 or fp32"
-        if fmt.hadamard:
-            return f"{fmt.name} rotates its rows, which the reference does not cover"
         return None
 
     @eager
     def encode(self, x_TH: torch.Tensor, fmt: WireFormat) -> torch.Tensor:
         """See `Codec`."""
         shape = self._layout_of(x_TH, fmt)
+        if fmt.hadamard:
+            return self.encode(rotated(x_TH), in_rotated_space(fmt))
         parts = list(row_parts(_fp32_copy(x_TH), shape.group))
         spikes = [take_out_(part) for _, part in parts] if fmt.spikes else []
         meta, scale = _analyse(parts, fmt)
@@ -73,6 +74,8 @@ class ReferenceCodec:
                 f"the wire bytes are {wire.numel()} of {wire.dtype}: expected {message.total_bytes} of torch.uint8 "
                 f"for {fmt.name} of {shape[0]} x {shape[1]} {_dtype_name(dtype)} values"
             )
+        if fmt.hadamard:
+            return _turned_back(self.decode(wire, in_rotated_space(fmt), shape, dtype))
         codes, meta, spikes = from_bytes(wire, message, dtype)
         scale = scale_of(meta, fmt)
         levels = values_of(codes, fmt.minifloat) if fmt.minifloat else codes.float() - code_bias(fmt)
@@ -89,6 +92,8 @@ class ReferenceCodec:
     def round_trip(self, x_TH: torch.Tensor, fmt: WireFormat) -> RoundTrip:
         """See `Codec`; makes no codes and no bytes, and works in place on one fp32 copy of `x_TH`."""
         shape = self._layout_of(x_TH, fmt)
+        if fmt.hadamard:
+            return _turned_back(self.round_trip(rotated(x_TH), in_rotated_space(fmt)))
         values = _fp32_copy(x_TH)
         parts = list(row_parts(values, shape.group))
         spikes = [take_out_(part) for _, part in parts] if fmt.spikes else []
@@ -110,6 +115,10 @@ class ReferenceCodec:
         reason = self.why_not(fmt, dtype, device)
         if reason is not None:
             raise FcEvalError(f"the codec 'reference' cannot be used: {reason}")
+
+
+def _turned_back(found: RoundTrip) -> RoundTrip:
+    return RoundTrip(canonical_nan_(rotate(found.values)), found.nonfinite_groups)
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 import torch
 
 from fc_eval.codec.base import Codec, RoundTrip
+from fc_eval.codec.canonical import canonical_nan_
+from fc_eval.codec.hadamard import in_rotated_space, rotate, rotated
 from fc_eval.wire.format import WireFormat
 
 
@@ -19,6 +21,10 @@ def sum_decoded(contributions_TH: Iterable[torch.Tensor], fmt: WireFormat, codec
     Returns:
         The sum [T, H] in fp32, not rounded to the input dtype yet, and the non-finite groups of all contributions.
     """
+    if fmt.hadamard:  # the rotation is undone once, on the sum
+        turned = (rotated(contribution) for contribution in contributions_TH)
+        found = sum_decoded(turned, in_rotated_space(fmt), codec)
+        return RoundTrip(canonical_nan_(rotate(found.values)), found.nonfinite_groups)
     total: RoundTrip | None = None
     for contribution in contributions_TH:
         received = codec.round_trip(contribution, fmt)

@@ -158,7 +158,7 @@ def _base_formats() -> dict[str, WireFormat]:
     rows = [WireFormat(f"int{bits}", "int", bits, scheme="asym") for bits in range(8, 1, -1)]
     rows += [
         WireFormat(f"fp{MINIFLOATS[element].bits}_{element}", "float", MINIFLOATS[element].bits, element=element)
-        for element in ("e4m3", "e5m2", "e3m2", "e2m3", "e2m1")
+        for element in ("e4m3", "e5m2", "e3m2", "e2m3", "e2m1", "e3m1", "e2m2", "e3m0", "e1m2", "e2m0", "e1m1")
     ]
     rows += [
         WireFormat(base, "mx", MINIFLOATS[element].bits, MX_GROUP, element=element, scale_bits=MAX_SCALE_BITS)
