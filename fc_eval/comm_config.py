@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fc_eval.collective.comm import ALGORITHMS, Comm
+from fc_eval.collective.comm import ALGORITHMS, Comm, parse_comm
 from fc_eval.wire.format import parse_format, parse_group_size
 
 
@@ -38,3 +38,15 @@ class CommConfig:
             gather = reduce
         comm = Comm(self.algorithm, reduce, gather, self.node_size, self.min_tokens)
         return comm if self.group_size is None else comm.with_group(parse_group_size(self.group_size))
+
+
+def named_comm(name: str) -> CommConfig:
+    """What a comm's name says ('int4-g32-sym', 'ring:int4/int8'), as the keys of the group.
+
+    Raises:
+        FcEvalError: as `parse_comm`.
+    """
+    comm = parse_comm(name)
+    reduce, gather = (None if fmt is None else fmt.name for fmt in (comm.reduce, comm.gather))
+    gather = None if gather == reduce else gather
+    return CommConfig(comm.algorithm, reduce, gather, node_size=comm.node_size, min_tokens=comm.min_tokens)

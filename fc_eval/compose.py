@@ -4,10 +4,12 @@ Only Hydra's grammar and its composing are used. What it would do beside that (w
 has no place here: a run is a child process with a folder of its own.
 """
 
+import copy
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 import hydra
@@ -18,16 +20,19 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from fc_eval.comm_config import named_comm
 from fc_eval.config import CUSTOM, RunConfig
 from fc_eval.errors import FcEvalError, unknown
+from fc_eval.experiment import experiment
 from fc_eval.presets import SINGLE, conf_dir, options, preset
+from fc_eval.report.command import override_text
 
 HINTS = {
-    "comm": "formats with suffixes go in comm.reduce=... and comm.gather=..., and comm.group_size=32 sets both",
     "eval": "any other lm-eval task goes in eval.tasks=[name]",
     "model": "any other model: model=local model.path=FOLDER_OR_GGUF",
 }
 GROUPS = (*SINGLE, "eval")
+EXPERIMENT = "experiment"
 
 
 def compose_one(overrides: Sequence[str]) -> RunConfig:
@@ -42,13 +47,42 @@ def compose_one(overrides: Sequence[str]) -> RunConfig:
 def compose_mappings(overrides: Sequence[str], sweep: bool) -> list[dict[str, Any]]:
     """One mapping per job: several only with `sweep`, which takes every combination of comma-separated values.
 
+    `experiment=NAME` stands for the overrides of `conf/experiment/NAME.yaml`, in front of those given.
+
     Raises:
         FcEvalError: a command line that cannot be read or composed.
     """
     with _sentences(), _hydra():
         parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
-        choices = [_choices(override, sweep) for override in parser.parse_overrides(list(overrides))]
-        return [_compose(parser, list(job)) for job in itertools.product(*choices)]
+        parsed = parser.parse_overrides(list(overrides))
+        named = [override for override in parsed if override.key_or_group == EXPERIMENT]
+        given = [override for override in parsed if override.key_or_group != EXPERIMENT]
+        own = [choice for override in named for choice in _experiments(override, sweep)]
+        known = frozenset(override.key_or_group for override in given)
+        composed: dict[tuple[str, ...], dict[str, Any]] = {}
+        jobs = []
+        for lines in [_lines(name, known, sweep) for name in own] or [[]]:
+            choices = [_choices(override, sweep) for override in [*parser.parse_overrides(lines), *given]]
+            jobs += [_compose(parser, list(job), composed) for job in itertools.product(*choices)]
+        return jobs
+
+
+def _experiments(override: Override, sweep: bool) -> list[str]:
+    """The names that `experiment=` gives, one or several."""
+    names = [each.partition("=")[2] for each in _choices(override, sweep)]
+    value = None if override.is_sweep_override() else override.value()
+    if value is not None and not isinstance(value, str):
+        raise FcEvalError(f"{override.input_line} is not possible: choose by name, {EXPERIMENT}=NAME")
+    return names
+
+
+def _lines(name: str, given: frozenset[str], sweep: bool) -> list[str]:
+    """An experiment as overrides, without what the command line gives itself."""
+    found = experiment(name)
+    lines = [(key, values) for key, values in found.overrides(given)]
+    if not sweep and any(len(values) > 1 for _, values in lines):
+        raise FcEvalError(f"{EXPERIMENT}={name} is a sweep, which needs -m: fc-eval run -m {EXPERIMENT}={name}")
+    return [f"{key}={','.join(map(override_text, values))}" for key, values in lines]
 
 
 def _choices(override: Override, sweep: bool) -> list[str]:
@@ -64,16 +98,40 @@ def _choices(override: Override, sweep: bool) -> list[str]:
     return [f"{key}={value}" for value in override.sweep_string_iterator()]
 
 
-def _compose(parser: OverridesParser, overrides: list[str]) -> dict[str, Any]:
+def _compose(
+    parser: OverridesParser, overrides: list[str], composed: dict[tuple[str, ...], dict[str, Any]]
+) -> dict[str, Any]:
+    """One job.
+
+    Args:
+        parser: Hydra's.
+        overrides: of this job, each with one value.
+        composed: what was composed before, by overrides: jobs that differ in the name of a comm share it.
+    """
+    lines: list[str] = []
+    comm: dict[str, Any] | None = None
     for override in parser.parse_overrides(overrides):
         _check_group(override)
-    tree = OmegaConf.to_container(hydra.compose("config", overrides), resolve=True, throw_on_missing=True)
-    assert isinstance(tree, dict)
+        value = override.value()
+        if override.key_or_group == "comm" and isinstance(value, str) and value not in options("comm"):
+            comm = asdict(named_comm(value))  # a name of its own, such as int4-g32-sym: any preset has the same keys
+            lines.append("comm=int4")
+        else:
+            lines.append(str(override.input_line))
+    key = tuple(lines)
+    if key not in composed:
+        tree = OmegaConf.to_container(hydra.compose("config", lines), resolve=True, throw_on_missing=True)
+        assert isinstance(tree, dict)
+        composed[key] = {str(key): value for key, value in tree.items()}
+    tree = copy.deepcopy(composed[key])
+    if comm is not None:
+        own = {line.partition("=")[0].lstrip("+") for line in lines}
+        tree["comm"] |= {key: value for key, value in comm.items() if f"comm.{key}" not in own}
     policy = tree.get("policy")
     if isinstance(policy, dict) and (name := policy.get("name")) in options("policy"):
         rules = preset("policy", name)["rules"]
         policy["name"] = name if policy.get("rules") == rules else CUSTOM  # a name stands for its preset's rules only
-    return {str(key): value for key, value in tree.items()}
+    return tree
 
 
 def _check_group(override: Override) -> None:

@@ -1,5 +1,6 @@
 """`fc-eval run`: each job of a sweep is composed and checked, then `sweep.execute` runs it in a child process."""
 
+import shlex
 import sys
 import traceback
 from collections.abc import Sequence
@@ -7,9 +8,10 @@ from pathlib import Path
 
 import yaml
 
-from fc_eval.compose import GROUPS, compose_mappings, compose_one
+from fc_eval.compose import EXPERIMENT, GROUPS, compose_mappings, compose_one
 from fc_eval.config import Job, RunConfig
 from fc_eval.errors import FcEvalError, os_error, unknown
+from fc_eval.experiment import experiment
 from fc_eval.launch import USER_ERROR_EXIT
 from fc_eval.presets import conf_dir, options
 from fc_eval.results.store import RunStore
@@ -56,6 +58,8 @@ def run(arguments: Sequence[str]) -> int:
     if not outcomes:
         return refused.status
     status = summarize(outcomes)
+    if all(job.dry_run for _, job in jobs):
+        print(_how_to_run(arguments, [config for config, _ in jobs]))
     for reason in [*refused.mistakes, *refused.defects]:
         print(f"not run: {reason}")
     _print_table(outcomes)
@@ -108,8 +112,17 @@ def _split(arguments: Sequence[str]) -> tuple[set[str], list[str]]:
     return flags, overrides
 
 
+def _how_to_run(arguments: Sequence[str], configs: Sequence[RunConfig]) -> str:
+    """The command that computes what a dry run planned, and what models on the Hub may ask for."""
+    command = shlex.join(["fc-eval", "run", *(each for each in arguments if each.partition("=")[0] != "dry_run")])
+    hubs = dict.fromkeys(c.model.hub_id for c in configs if c.model.hub_id and not c.model.path)
+    notes = [f" ({hub}: accept its licence on the Hub and set HF_TOKEN, or add model.path=FOLDER)" for hub in hubs]
+    return f"to run: {command}{''.join(notes)}"
+
+
 def help_text() -> str:
-    """How to use `fc-eval run`: flags, the choices of each group, and every key with its meaning."""
+    """How to use `fc-eval run`: flags, the choices of each group, the experiments, and every key with its meaning."""
+    experiments = "\n".join(f"  {name}: {experiment(name).title}" for name in options(EXPERIMENT))
     groups = "\n".join(f"  {group}: {', '.join(options(group))}" for group in GROUPS)
     _, _, keys = (conf_dir() / "config.yaml").read_text(encoding="utf-8").partition("- _self_\n\n")
     return f"""\
@@ -121,6 +134,10 @@ usage: fc-eval run [-m] [--cfg] [GROUP=NAME] [KEY=VALUE] ...
 
 groups, chosen by name ('eval=[a,b]' takes several; quote it, because a shell may read the brackets):
 {groups}
+  comm may be any other, too: int4-g32-sym, ring:int8-g64, one_step:mxfp4-g8-e5m0, int4-g128/int8-g32+min64
+
+experiments of the papers, as in fc-eval run -m experiment=NAME model=...; any key of theirs can be given otherwise:
+{experiments}
 
 keys, with their defaults (a group's own keys: `fc-eval run --cfg`, or the files below {conf_dir()}):
 {keys}"""

@@ -30,6 +30,13 @@ def preset(group: str, name: str) -> dict[str, Any]:
 
 
 @cache
+def evaluations(choice: str) -> tuple[str, ...]:
+    """Names of the evaluations that a choice of `eval` stands for: its own, or those of the choices that it lists."""
+    tree = yaml.safe_load((conf_dir() / "eval" / f"{choice}.yaml").read_text(encoding="utf-8"))
+    return (*(name for each in tree.get("defaults", []) for name in evaluations(each)), *tree.get("runs", {}))
+
+
+@cache
 def root_defaults() -> dict[str, Any]:
     """The keys outside of the groups, with their defaults; not to be changed by the caller."""
     return _read(conf_dir() / "config.yaml")

@@ -27,12 +27,12 @@ def rerun_command(settings: Tree) -> str:
     defaults = root_defaults()
     parts = [*_model(settings["model"]), *_comm(settings["comm"])]
     parts += _policy(settings["policy"], settings["policy_name"])
-    parts.append(f"tp={_text(settings['tp'])}")
+    parts.append(f"tp={override_text(settings['tp'])}")
     parts += _differences("", {k: v for k, v in settings.items() if k not in known}, defaults)
     parts += _evals(settings["eval"]["specs"])
     parts += _differences("eval.", {k: v for k, v in settings["eval"].items() if k != "specs"}, defaults["eval"])
     if settings["data_root"] is not None:
-        parts.append(f"data.root={_text(settings['data_root'])}")
+        parts.append(f"data.root={override_text(settings['data_root'])}")
     return " ".join(["fc-eval run", *map(shlex.quote, parts)])
 
 
@@ -59,9 +59,9 @@ def _policy(rules: Sequence[Sequence[str]], name: str) -> Iterator[str]:
         if entries:
             yield f"policy={name}"
         return
-    yield f"policy.rules={_text(entries)}"
+    yield f"policy.rules={override_text(entries)}"
     if name != _NO_PRESET[1]:
-        yield f"policy.name={_text(name)}"
+        yield f"policy.name={override_text(name)}"
 
 
 def _evals(specs: Sequence[Tree]) -> Iterator[str]:
@@ -76,9 +76,9 @@ def _evals(specs: Sequence[Tree]) -> Iterator[str]:
         own = {key: value for key, value in spec.items() if key != "name" and (key, value) != ("limit", shared)}
         yield from _differences(f"eval.runs.{spec['name']}.", own, preset("eval", spec["name"])["runs"][spec["name"]])
     if between:
-        yield f"+eval.runs={_text({spec['name']: _entry(spec, shared, without=('name',)) for spec in between})}"
+        yield f"+eval.runs={override_text({spec['name']: _entry(spec, shared, without=('name',)) for spec in between})}"
     if tasks:
-        yield f"eval.tasks={_text([_task(spec, shared) for spec in tasks])}"
+        yield f"eval.tasks={override_text([_task(spec, shared) for spec in tasks])}"
     if shared is not None:
         yield f"eval.limit={shared}"
 
@@ -111,19 +111,19 @@ def _differences(above: str, given: Tree, defaults: Tree) -> Iterator[str]:
         if isinstance(value, Mapping) and isinstance(default, Mapping):
             yield from _differences(f"{above}{key}.", value, default)
         elif value != default:
-            yield f"{'' if key in defaults else '+'}{above}{key}={_text(value)}"
+            yield f"{'' if key in defaults else '+'}{above}{key}={override_text(value)}"
 
 
-def _text(value: Any) -> str:
-    """A value in Hydra's grammar."""
+def override_text(value: Any) -> str:
+    """A value in Hydra's grammar, as it stands behind KEY=."""
     if value is None:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{_text(inner)}" for key, inner in value.items()) + "}"
+        return "{" + ",".join(f"{key}:{override_text(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, (list, tuple)):
-        return "[" + ",".join(map(_text, value)) + "]"
+        return "[" + ",".join(map(override_text, value)) + "]"
     if not isinstance(value, str):
         return repr(value)
     if _PLAIN.fullmatch(value) and value.lower() not in _NOT_TEXT:
