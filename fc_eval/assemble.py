@@ -11,6 +11,7 @@ from fc_eval.config import RunConfig
 from fc_eval.evaluate.processes import Processes
 from fc_eval.evaluate.run import EvalResult
 from fc_eval.evaluate.spec import EvalSpec
+from fc_eval.models.half_products import multiplies_in_fp32
 from fc_eval.models.load import LoadedModel
 from fc_eval.parallel.self_check import SelfCheck
 from fc_eval.parallel.stats import CommStats
@@ -162,6 +163,7 @@ def result_of(
             "wire_version": WIRE_VERSION,
             "device": device.type,
             "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor(),
+            "products": "fp32" if multiplies_in_fp32(loaded.model) else config.model.dtype,
             "threads": torch.get_num_threads(),
             "processes": processes.count,
         },

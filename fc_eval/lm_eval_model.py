@@ -25,6 +25,7 @@ from fc_eval.evaluate.progress import Progress
 from fc_eval.evaluate.scoring_lm import ScoringLM
 from fc_eval.evaluate.task_data import mirrored_download
 from fc_eval.evaluate.tasks import replaced
+from fc_eval.models.half_products import half_products
 from fc_eval.models.reasons import reason
 from fc_eval.parallel.emulate import communicate
 
@@ -76,6 +77,7 @@ class CommunicatingLM(ScoringLM):
             name = pretrained if isinstance(pretrained, str) else type(pretrained).__name__
             raise FcEvalError(f"pretrained={name} cannot be loaded: {why}") from error
         self._undo = ExitStack()
+        self._undo.enter_context(half_products(self.model))
         self._undo.enter_context(communicate(self.model, comm, tp, codec))
         if data_root is not None:
             download = mirrored_download(ConfigurableTask.download, Path(data_root), 0, [])

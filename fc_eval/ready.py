@@ -9,6 +9,7 @@ import torch
 from fc_eval.collective.ranks import Ranks
 from fc_eval.config import RunConfig
 from fc_eval.evaluate.processes import Processes
+from fc_eval.models.half_products import half_products
 from fc_eval.models.load import LoadedModel, load_model
 from fc_eval.parallel.emulate import Attachment, communicate
 from fc_eval.parallel.self_check import SelfCheck, self_check
@@ -36,10 +37,12 @@ def ready(config: RunConfig, processes: Processes) -> Iterator[Ready]:
         ranks = Ranks(consecutive_group(config.tp, torch.device(processes.device).type, TIMEOUT_S))
         options = {"plan": plan, "reducer": config.reducer, "codec": config.codec}
         part = part_of(config.model, ranks, policy, device=processes.device, **options)
-        yield Ready(part.loaded, part.check, part.communication)
+        with half_products(part.model):
+            yield Ready(part.loaded, part.check, part.communication)
         part.communication.close()
         return
     loaded = load_model(config.model, processes.device)
-    check = self_check(loaded.model, config.tp, config.codec, plan)
-    with communicate(loaded.model, policy, config.tp, config.codec, plan) as attachment:
-        yield Ready(loaded, check, attachment)
+    with half_products(loaded.model):
+        check = self_check(loaded.model, config.tp, config.codec, plan)
+        with communicate(loaded.model, policy, config.tp, config.codec, plan) as attachment:
+            yield Ready(loaded, check, attachment)

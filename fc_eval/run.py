@@ -43,6 +43,7 @@ def carry_out(folder: RunFolder, config: RunConfig, tree: Mapping[str, Any], pro
     from fc_eval.assemble import eval_summary, result_of
     from fc_eval.evaluate.loading import check_commits
     from fc_eval.evaluate.run import evaluate
+    from fc_eval.models.half_products import multiplies_in_fp32
     from fc_eval.ready import ready
 
     started = time.time()
@@ -52,6 +53,10 @@ def carry_out(folder: RunFolder, config: RunConfig, tree: Mapping[str, Any], pro
         torch.set_num_threads(config.threads)
     with ready(config, processes) as (loaded, check, attachment):
         print(f"{config.model.name}: {loaded.summary}", flush=True)
+        if multiplies_in_fp32(loaded.model):
+            print(
+                f"this CPU has no instructions for {config.model.dtype} products: they are summed in fp32 and rounded"
+            )
         print(f"self-check: {check.text}", flush=True)
         if any(other != check for other in processes.gather(check)):
             raise FcEvalError(

@@ -24,6 +24,7 @@ from fc_eval.collective.comm import BASELINE, Comm
 from fc_eval.collective.ranks import Ranks
 from fc_eval.errors import FcEvalError, LostProcessError
 from fc_eval.models.config import ModelConfig
+from fc_eval.models.half_products import half_products
 from fc_eval.models.load import LoadedModel, load_model
 from fc_eval.parallel.policy import Policy
 from fc_eval.parallel.rank_attachment import RankAttachment
@@ -168,14 +169,15 @@ def part_of(
 
     loaded = load_model(config, "cpu", check=before_weights)
     (split, checked_on), model = found[0], loaded.model
-    # One rank is enough for the whole model's logits: all ranks are compared with each other elsewhere.
-    unsplit_TV = check_logits(model.to(checked_on)) if ranks.rank == 0 else None
-    if ranks.world_size > 1:
-        shard_(model, split, ranks.rank)
-    model.to(device)
-    communication = RankAttachment(model, comm, split, ranks, codec, reducer)
-    with communication.using(BASELINE):
-        split_TV = _run(model)
+    with half_products(model):
+        # One rank is enough for the whole model's logits: all ranks are compared with each other elsewhere.
+        unsplit_TV = check_logits(model.to(checked_on)) if ranks.rank == 0 else None
+        if ranks.world_size > 1:
+            shard_(model, split, ranks.rank)
+        model.to(device)
+        communication = RankAttachment(model, comm, split, ranks, codec, reducer)
+        with communication.using(BASELINE):
+            split_TV = _run(model)
     slack = 1.0 if torch.device(checked_on).type == torch.device(device).type else OTHER_DEVICE_SLACK
     said: SelfCheck | FcEvalError | None = None
     if unsplit_TV is not None:

@@ -267,7 +267,7 @@ def test_a_stopped_parent_ends_its_child_and_says_so(tmp_path, number, status, r
     (folder / "sitecustomize.py").write_text(
         "import os, sys, time\n"
         f"if 'fc_eval.run' in ' '.join(sys.orig_argv) and ({processes} == 1 or 'RANK' in os.environ):\n"
-        "    print(os.getpid(), flush=True)\n"
+        "    os.write(1, b'%d\\n' % os.getpid())\n"  # one write: lines of two processes do not mix
         "    time.sleep(600)\n"
     )
     runs, temporary = tmp_path / "runs", tmp_path / "tmp"

@@ -29,6 +29,7 @@ from fc_eval.bench.table import Row, merge_csv, text_table
 from fc_eval.codec.base import DTYPES
 from fc_eval.errors import FcEvalError, unknown
 from fc_eval.hydra_app import compose_one
+from fc_eval.models.half_products import half_products
 from fc_eval.models.load import load_model
 from fc_eval.models.tiny import tiny_model
 from fc_eval.parallel.emulate import communicate
@@ -118,7 +119,8 @@ def _alternate(
     ran = ""
     for repeat in range(repeats + 1):
         for name in times:
-            with communicate(model, name, world_size, codec) as attachment, torch.inference_mode(), _clock() as clock:
+            attached = communicate(model, name, world_size, codec)
+            with half_products(model), attached as attachment, torch.inference_mode(), _clock() as clock:
                 model(input_ids=ids, use_cache=False)
             ran = attachment.stats().codec or ran
             if repeat:  # the first round warms up
