@@ -7,9 +7,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO ?= demo
-# Short windows, many of them: at equal cost more pairs for the error of a delta, if not the protocol of the papers.
-WINDOWS ?= 8
-WINDOW_TOKENS ?= 512
+# Short windows, more of them: at equal cost more pairs for the error of a delta, if not the protocol of the papers.
+WINDOWS ?= 12
+WINDOW_TOKENS ?= 256
+QUESTIONS ?= 100
 # The CUDA codec takes minutes to compile and is of no use where there is no GPU; FC_EVAL_CUDA=1 builds it all the same.
 export FC_EVAL_CUDA ?= $(if $(wildcard /dev/nvidia0),auto,0)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
@@ -31,7 +32,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 
 demo: $(VENV)/.installed
 	@echo "four runs (baseline, INT8, INT4/INT8, INT4), about a minute each on two CPU cores; a second 'make demo' computes only what is missing"
-	$(BIN)/fc-eval run -m comm=int8,int4_int8,int4 tp=4 'eval=[text,everyday]' eval.runs.text.window_tokens=$(WINDOW_TOKENS) eval.runs.text.limit=$(WINDOWS) processes=2 out=$(DEMO)/runs
+	$(BIN)/fc-eval run -m comm=int8,int4_int8,int4 tp=4 'eval=[text,everyday]' eval.runs.text.window_tokens=$(WINDOW_TOKENS) eval.runs.text.limit=$(WINDOWS) eval.runs.everyday.limit=$(QUESTIONS) processes=2 out=$(DEMO)/runs
 	$(BIN)/fc-eval report $(DEMO)/runs --out $(DEMO)/report
 
 lint: $(VENV)/.installed-dev
