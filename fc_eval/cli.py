@@ -12,7 +12,7 @@ USAGE = """\
 usage: fc-eval COMMAND ...
 
   run [-m] [GROUP=NAME] [KEY=VALUE] ...   evaluate a model under a comm; -m makes a sweep of comma-separated values
-  report RUNS ... --out DIR               tables, plots and one HTML page from run folders
+  report RUNS ... --out DIR               tables, plots and one HTML page from run folders; --experiment NAME|all
   compare BASE RUN                        paired comparison of two runs, RUN - BASE
   formats [--tokens T] [--hidden H]       every wire format, its bits, and which codec covers it
   bench NAME [KEY=VALUE] ...              how fast the codecs are; what emulating communication costs
@@ -72,6 +72,8 @@ def _run(rest: list[str]) -> int:
 
 
 def _report(rest: list[str]) -> int:
+    from fc_eval.experiment import experiment
+    from fc_eval.presets import options
     from fc_eval.report.build import build_report
 
     parser = argparse.ArgumentParser(
@@ -81,8 +83,12 @@ def _report(rest: list[str]) -> int:
     parser.add_argument(
         "--out", type=Path, default=Path("report"), metavar="DIR", help="where the report goes (default: report)"
     )
+    parser.add_argument(
+        "--experiment", action="append", default=[], metavar="NAME", help="a section on its runs; all: every experiment"
+    )
     given = parser.parse_args(rest)
-    report = build_report(given.runs, given.out)
+    names = options("experiment") if "all" in given.experiment else dict.fromkeys(given.experiment)
+    report = build_report(given.runs, given.out, experiments=[experiment(name) for name in names])
     print(report.summary)
     return 0
 

@@ -243,11 +243,13 @@ class Job:
         out: folder of the run folders.
         fail_fast: stop a sweep at the first failed run.
         dry_run: only say what would run.
+        retries: how often a run that failed is tried again.
     """
 
     out: str = "runs"
     fail_fast: bool = False
     dry_run: bool = False
+    retries: int = 0
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> "Job":
@@ -259,6 +261,8 @@ class Job:
         job = build("", cls, {key: mapping[key] for key in _JOB_KEYS if key in mapping})
         if not job.out.strip():
             raise FcEvalError("out= names no folder: give the one of the run folders with out=DIR, as in out=runs")
+        if job.retries < 0:
+            raise FcEvalError(f"retries={job.retries} is not possible: expected a whole number, at least 0")
         return job
 
 

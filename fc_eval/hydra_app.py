@@ -54,7 +54,7 @@ def run(arguments: Sequence[str]) -> int:
             store = RunStore(Path(job.out))
             if not job.dry_run:
                 store.prepare()
-            outcomes.extend(execute(config, store, dry_run=job.dry_run, earlier=outcomes))
+            outcomes.extend(execute(config, store, dry_run=job.dry_run, retries=job.retries, earlier=outcomes))
     if not outcomes:
         return refused.status
     status = summarize(outcomes)

@@ -81,6 +81,7 @@ def execute(
     store: RunStore,
     *,
     dry_run: bool = False,
+    retries: int = 0,
     earlier: Sequence[Outcome] = (),
     say: Callable[[str], None] = print,
 ) -> list[Outcome]:
@@ -90,6 +91,7 @@ def execute(
         config: the run.
         store: where runs are kept; a dry run changes nothing there.
         dry_run: only say what would run.
+        retries: how often a run that failed is tried again; a mistake of the user's is not.
         earlier: what became of the runs before this one in the same sweep: each is tried, and told of, once.
         say: takes one line on each run.
 
@@ -112,12 +114,18 @@ def execute(
             why = f"its baseline {outcomes[-1].folder.path.name} failed"
             outcomes.append(Outcome("failed", folder, error=why, mistake=outcomes[-1].mistake))
             break
-        outcomes.append(known.get(folder.path) or _ensure(item, baseline, folder, store, dry_run, say))
+        outcomes.append(known.get(folder.path) or _ensure(item, baseline, folder, store, dry_run, retries, say))
     return outcomes
 
 
 def _ensure(
-    item: Plan, baseline: str | None, folder: RunFolder, store: RunStore, dry_run: bool, say: Callable[[str], None]
+    item: Plan,
+    baseline: str | None,
+    folder: RunFolder,
+    store: RunStore,
+    dry_run: bool,
+    retries: int,
+    say: Callable[[str], None],
 ) -> Outcome:
     name = folder.path.name
     if _done(folder, say):
@@ -133,7 +141,13 @@ def _ensure(
                 say(f"= {name}: done by another process")
                 return Outcome("skipped", folder)
             say(f"> {name}")
-            return _compute(item, baseline, folder)
+            outcome = _compute(item, baseline, folder)
+            for attempt in range(retries):  # finished evaluations are kept, so that only the rest is computed again
+                if outcome.state != "failed" or outcome.mistake:
+                    break
+                say(f"> {name}: failed, retry {attempt + 1} of {retries}: {outcome.error}")
+                outcome = _compute(item, baseline, folder)
+            return outcome
     except FcEvalError as error:
         return Outcome("failed", folder, error=str(error), mistake=True)
     except BrokenPipeError:  # nobody reads what is said any more

@@ -51,6 +51,21 @@ def run_main(capsys, *arguments: str) -> tuple[int, str, str]:
     return status, captured.out, captured.err
 
 
+def test_a_failed_run_is_tried_again_and_a_mistake_is_not(tmp_path, capsys, children):
+    started, ends = children
+    common = ["comm=fp32_ordered", "tp=2", *ANY_TP, "retries=2"]
+    status, out, _ = run_main(capsys, *common, f"out={tmp_path / 'a'}")
+    assert status == 1
+    assert started == ["fp32_ordered"] * 3
+    assert "failed, retry 1 of 2: it failed" in out
+    assert "runs: 1 failed" in out
+    started.clear()
+    ends["fp32_ordered"] = Ending(USER_ERROR_EXIT, 0.5, "tp=7 does not divide")
+    assert run_main(capsys, *common, f"out={tmp_path / 'b'}")[0] == 2
+    assert started == ["fp32_ordered"]
+    assert "retries=-1 is not possible" in run_main(capsys, *common, "retries=-1", f"out={tmp_path / 'c'}")[2]
+
+
 def test_a_failing_baseline_is_tried_once_in_a_sweep(tmp_path, capsys, children):
     status, out, _ = run_main(capsys, "-m", "comm=int8,int4", "tp=2,4", *ANY_TP, f"out={tmp_path / 'runs'}")
     assert status == 1

@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "parallel": {"collective", "codec", "wire"},
     "evaluate": set(),
     "results": {"wire"},
-    "report": {"results", "presets"},
+    "report": {"results", "presets", "experiment", "cost", "collective.comm"},
 }
 
 

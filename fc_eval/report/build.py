@@ -1,10 +1,11 @@
 """From run folders to a report: Markdown, CSV, plots, and one HTML page."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fc_eval.errors import FcEvalError
+from fc_eval.experiment import Experiment
 from fc_eval.report.html import page_html
 from fc_eval.report.markdown import page_markdown
 from fc_eval.report.page import make_page
@@ -37,16 +38,23 @@ class Report:
         return "\n".join(lines)
 
 
-def build_report(run_dirs: Path | Iterable[Path], out_dir: Path, include_partial: bool = True) -> Report:
+def build_report(
+    run_dirs: Path | Iterable[Path],
+    out_dir: Path,
+    include_partial: bool = True,
+    experiments: Sequence[Experiment] = (),
+) -> Report:
     """Writes `report.html`, `report.md`, `results.csv` and `plots/`; the same runs give the same bytes.
 
     Args:
         run_dirs: one or several folders of runs.
         out_dir: where the report goes; made if it is not there, files of an older report are replaced.
         include_partial: whether evaluations of a part of their samples count.
+        experiments: those that get a section of their own, as far as their comms are among the runs.
 
     Raises:
-        FcEvalError: a missing or empty RUNS folder, no finished run, or an `out_dir` that cannot be written.
+        FcEvalError: a missing or empty RUNS folder, no finished run, none of the one experiment that is asked for, or
+            an `out_dir` that cannot be written.
     """
     folders = [run_dirs] if isinstance(run_dirs, (str, Path)) else list(run_dirs)
     records, problems = load_runs(Path(folder) for folder in folders)
@@ -56,7 +64,13 @@ def build_report(run_dirs: Path | Iterable[Path], out_dir: Path, include_partial
     if not records:
         raise _nothing(folders, problems)
     pairs = pair_runs(records)
-    page = make_page(pairs, problems)
+    page = make_page(pairs, problems, experiments)
+    if len(experiments) == 1 and not page.experiments:
+        name = experiments[0].name
+        raise FcEvalError(
+            f"none of these runs belongs to the experiment {name}: compute them with "
+            f"`fc-eval run -m experiment={name} model=...`, or leave out --experiment"
+        )
     out = Path(out_dir)
     try:
         (out / "plots").mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator, ScalarFormatter
 
 # Mid-tone colours that can be told apart on white and on black paper, and by most colour-blind readers.
 COLORS = ("#3a7bd5", "#d9822b", "#2a9d6f", "#b5539c", "#c9473f", "#1c9bb0", "#8c7a35", "#7f7f7f")
@@ -101,6 +101,17 @@ def figure_with_axes(
     figure = Figure(figsize=(width_in, height_in), layout="constrained")
     axes = figure.subplots(1, columns, squeeze=False, sharey=share_y)
     return figure, list(axes[0])
+
+
+def log_if_wide(axes: Axes, values: list[float]) -> None:
+    """A logarithmic scale with plain numbers for positive values of more than a factor of 2, on the y axis."""
+    if max(values) <= 2 * min(values):
+        return
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(ScalarFormatter())
+    axes.yaxis.set_minor_locator(NullLocator())
+    if max(values) < 20 * min(values):
+        axes.yaxis.set_major_locator(MaxNLocator(6))
 
 
 def symlog_if_wide(axes: Axes, values: list[float], axis: str) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from fc_eval.report.experiments import ExperimentSection
 from fc_eval.report.figure import Plot
 from fc_eval.report.groups import group_pairs
 from fc_eval.report.page import Page
@@ -50,6 +51,8 @@ def page_markdown(page: Page) -> str:
     parts += [f"**{model}**: {'; '.join(notes)}." for model, notes in page.models]
     if page.warnings:
         parts += ["**Before reading:**", "\n".join(f"- {escape(text)}" for text in page.warnings)]
+    for experiment in page.experiments:
+        parts += _experiment(experiment)
     for section in page.sections:
         parts += [f"## {section.title}", f"{section.samples}.", markdown_table(section.summary), *section.notes]
         parts += [_image(plot) for plot in section.plots]
@@ -63,6 +66,19 @@ def page_markdown(page: Page) -> str:
     parts += ["## How to read this", "\n".join(f"- **{term}**: {text}" for term, text in page.guide)]
     parts += ["## Provenance", *map(markdown_table, (page.environments, page.protocols, page.runs))]
     return "\n\n".join(parts) + "\n"
+
+
+def _experiment(section: ExperimentSection) -> list[str]:
+    """The section of one experiment."""
+    parts = [f"## {section.title}", "\n".join(f"- **{term}**: {escape(text)}" for term, text in section.facts)]
+    for title, table in section.tables:
+        parts += [f"**{title}**", markdown_table(table)]
+    for part in section.parts:
+        parts += [f"### {part.title}", f"{part.samples}.", markdown_table(part.summary), *part.notes]
+        for title, table in part.tables:
+            parts += [f"**{title}**", markdown_table(table)]
+        parts += map(_image, part.plots)
+    return [*parts, *map(_image, section.across)]
 
 
 def _image(plot: Plot) -> str:

@@ -4,7 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from fc_eval.experiment import Experiment
 from fc_eval.report.details import detail_tables
+from fc_eval.report.experiments import ExperimentSection, experiment_section
 from fc_eval.report.figure import Plot
 from fc_eval.report.groups import Group, group_pairs
 from fc_eval.report.guide import guide
@@ -36,12 +38,16 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """A whole report: `models` with what all of their runs say; `problems` is None where every run gave numbers."""
+    """A whole report: `models` with what all of their runs say; `problems` is None where every run gave numbers.
+
+    `experiments` are sections on a part of the runs each, in front of the sections on all of them.
+    """
 
     title: str
     lede: str
     models: tuple[tuple[str, tuple[str, ...]], ...]
     warnings: tuple[str, ...]
+    experiments: tuple[ExperimentSection, ...]
     sections: tuple[Section, ...]
     across: tuple[Plot, ...]
     problems: Table | None
@@ -53,11 +59,12 @@ class Page:
     @property
     def plots(self) -> tuple[Plot, ...]:
         """All plots of the page."""
-        return (*(plot for section in self.sections for plot in section.plots), *self.across)
+        own = [plot for each in self.experiments for plot in each.plots]
+        return (*own, *(plot for section in self.sections for plot in section.plots), *self.across)
 
 
-def make_page(pairs: Sequence[Paired], problems: Sequence[Problem]) -> Page:
-    """Arranges runs and problems."""
+def make_page(pairs: Sequence[Paired], problems: Sequence[Problem], experiments: Sequence[Experiment] = ()) -> Page:
+    """Arranges runs and problems; experiments of which nothing was run are left out."""
     groups = group_pairs(pairs)
     records = [pair.record for group in groups for pair in group.pairs]
     models = _models(records)
@@ -67,6 +74,7 @@ def make_page(pairs: Sequence[Paired], problems: Sequence[Problem]) -> Page:
         lede=_lede(records, problems),
         models=tuple(models.items()),
         warnings=tuple(dict.fromkeys(text for group in groups for text in _warnings(group))),
+        experiments=tuple(found for each in experiments if (found := experiment_section(each, groups)) is not None),
         sections=tuple(_section(group, models) for group in groups),
         across=tuple(tp_plots(groups)),
         problems=words(["run", "state", "why"], rows) if rows else None,

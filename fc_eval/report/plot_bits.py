@@ -4,9 +4,19 @@ import math
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator, MultipleLocator, NullLocator, ScalarFormatter
+from matplotlib.ticker import MultipleLocator
 
-from fc_eval.report.figure import COLORS, INK, MARKERS, Plot, figure_with_axes, finish, styled, symlog_if_wide
+from fc_eval.report.figure import (
+    COLORS,
+    INK,
+    MARKERS,
+    Plot,
+    figure_with_axes,
+    finish,
+    log_if_wide,
+    styled,
+    symlog_if_wide,
+)
 from fc_eval.report.groups import Group, find
 from fc_eval.report.intervals import ln_interval, sides
 from fc_eval.results.compare import Paired
@@ -46,12 +56,7 @@ def _bits_plot(group: Group, name: str) -> Plot | None:
         if base is not None:
             panels[0].axhline(base, color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
             values.append(base)
-        if max(values) > 2 * min(values):
-            panels[0].set_yscale("log")
-            panels[0].yaxis.set_major_formatter(ScalarFormatter())
-            panels[0].yaxis.set_minor_locator(NullLocator())
-            if max(values) < 20 * min(values):
-                panels[0].yaxis.set_major_locator(MaxNLocator(6))
+        log_if_wide(panels[0], values)
         title = f"{label} perplexity" + (f"; dashed: baseline {base:.2f}" if base is not None else "")
         panels[0].set_title(title, loc="left")
         ratios = [d.ln_ratio for points in lines.values() for _, d in points]

@@ -1,0 +1,210 @@
+"""The section of one experiment: its runs among those of a report, with the tables and plots that its file asks for.
+
+A run belongs to an experiment whose comms, policies and evaluations are its own, whatever it was computed for.
+"""
+
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from fc_eval.collective.comm import parse_comm
+from fc_eval.cost import costs
+from fc_eval.errors import FcEvalError
+from fc_eval.experiment import Experiment, Published
+from fc_eval.report.figure import Plot
+from fc_eval.report.groups import Group, find, row_labels
+from fc_eval.report.pareto import budget_table, equal_table, front_table
+from fc_eval.report.plot_accuracy import accuracy_plots
+from fc_eval.report.plot_bits import bits_plots
+from fc_eval.report.plot_deltas import forest_plots
+from fc_eval.report.plot_grid import grid_plots
+from fc_eval.report.plot_group_size import group_size_plots
+from fc_eval.report.plot_pareto import pareto_plots
+from fc_eval.report.plot_tp import tp_plots
+from fc_eval.report.tables import Cell, Column, Table, accuracy_note, summary_table, words
+from fc_eval.results.compare import Paired
+from fc_eval.results.record import RunRecord
+from fc_eval.results.table import FIVE_TASK_EVAL
+from fc_eval.results.text import value_text
+
+# Of each group of runs, by the name that a file's `shows` has for it; `tp`, `budget` and `cost` are made elsewhere.
+_PLOTS: dict[str, Callable[[Group], list[Plot]]] = {
+    "group_size": group_size_plots,
+    "bits": bits_plots,
+    "accuracy_bits": accuracy_plots,
+    "grid": grid_plots,
+    "pareto": pareto_plots,
+    "forest": forest_plots,
+}
+# Of each group and text: what a file's `shows` calls it, its title, and who makes it.
+_TABLES: tuple[tuple[str, str, Callable[[Group, str], Table | None]], ...] = (
+    ("equal", "other systems beside ours", equal_table),
+    ("pareto", "worth their cost", front_table),
+)
+# The message of the cost table: a prefill of so many tokens.
+COST_TOKENS = 2048
+
+
+@dataclass(frozen=True)
+class Part:
+    """The runs of an experiment that share a baseline."""
+
+    title: str
+    samples: str
+    notes: tuple[str, ...]
+    summary: Table
+    tables: tuple[tuple[str, Table], ...]
+    plots: tuple[Plot, ...]
+
+
+@dataclass(frozen=True)
+class ExperimentSection:
+    """What a report says of one experiment: facts as terms and texts, its runs, and tables on all of them."""
+
+    name: str
+    title: str
+    facts: tuple[tuple[str, str], ...]
+    parts: tuple[Part, ...]
+    tables: tuple[tuple[str, Table], ...]
+    across: tuple[Plot, ...]
+
+    @property
+    def plots(self) -> tuple[Plot, ...]:
+        """All plots of the section."""
+        return (*(plot for part in self.parts for plot in part.plots), *self.across)
+
+
+def experiment_section(found: Experiment, groups: Sequence[Group]) -> ExperimentSection | None:
+    """The section of one experiment; None where none of its comms was run."""
+    members = [chosen for group in groups if (chosen := _members(found, group)) is not None]
+    if not members:
+        return None
+    tables = [("Published numbers", _published(found, members))] if found.published else []
+    tables += [("Cost of one all-reduce", _cost_table(found, members))] if "cost" in found.shows else []
+    return ExperimentSection(
+        name=found.name,
+        title=found.title,
+        facts=tuple(_facts(found, members)),
+        parts=tuple(_part(found, group) for group in members),
+        tables=tuple(tables),
+        across=tuple(_renamed(found, tp_plots(members))) if "tp" in found.shows else (),
+    )
+
+
+def _members(found: Experiment, group: Group) -> Group | None:
+    """The baseline and the runs of a group that belong to an experiment, with its evaluations where they were run."""
+    known = [name for name in group.evals if name in found.evals] or list(group.evals)
+    kept = [
+        _restricted(pair, known)
+        for pair in group.pairs
+        if pair.record.is_baseline or (_comm(pair.record) in found.comms and pair.record.arm.policy in found.policies)
+    ]
+    kept = [pair for pair in kept if pair.record.evals]
+    if not any(not pair.record.is_baseline for pair in kept):
+        return None
+    return replace(group, pairs=tuple(kept), labels=tuple(row_labels([pair.record for pair in kept])))
+
+
+def _comm(record: RunRecord) -> str:
+    """The comm in its one spelling; empty for one that is not known here."""
+    try:
+        return parse_comm(record.arm.comm_full).name
+    except FcEvalError:
+        return ""
+
+
+def _restricted(pair: Paired, names: Sequence[str]) -> Paired:
+    record = replace(pair.record, evals={name: info for name, info in pair.record.evals.items() if name in names})
+    return replace(pair, record=record, deltas=tuple(d for d in pair.deltas if d.eval in names))
+
+
+def _part(found: Experiment, group: Group) -> Part:
+    tables = [
+        (f"{group.evals[name].label}: {title}", table)
+        for show, title, make in _TABLES
+        for name in group.perplexities()
+        if show in found.shows and (table := make(group, name)) is not None
+    ]
+    if "budget" in found.shows and (table := budget_table(group)) is not None:
+        tables.append(("Cheapest within a loss budget", table))
+    plots = [plot for show in found.shows if show in _PLOTS for plot in _PLOTS[show](group)]
+    return Part(
+        title=group.title,
+        samples=group.samples,
+        notes=tuple(filter(None, [accuracy_note(group)])),
+        summary=summary_table(group),
+        tables=tuple(tables),
+        plots=tuple(_renamed(found, plots)),
+    )
+
+
+def _renamed(found: Experiment, plots: Sequence[Plot]) -> list[Plot]:
+    """The same plots with names of their own: those of all runs stand in the same report."""
+    return [replace(plot, name=f"{found.name}_{plot.name}") for plot in plots]
+
+
+def _facts(found: Experiment, members: Sequence[Group]) -> list[tuple[str, str]]:
+    run = {_comm(pair.record) for group in members for pair in group.pairs}
+    missing = [parse_comm(name).label for name in found.comms if name not in run]
+    other = list(dict.fromkeys(name for group in members for name in group.evals if name not in found.evals))
+    models = list(dict.fromkeys(group.first.arm.model for group in members))
+    facts = [
+        ("Source", found.source),
+        ("Question", found.asks),
+        ("Fixed by the paper", found.fixed),
+        ("Chosen here", "; ".join(f"{key}: {text.rstrip('.')}" for key, text in found.ours.items()) + "."),
+        ("Found by the paper", found.finding),
+        ("Command", shlex.join(["fc-eval", "run", "-m", f"experiment={found.name}", f"model={','.join(models)}"])),
+    ]
+    if other:
+        asked = ", ".join(found.evals)
+        facts.append(("Measured otherwise", f"with {', '.join(other)}; the experiment's own: {asked}."))
+    if missing:
+        facts.append(("Not run", f"{len(missing)} of {len(found.comms)} comms: {', '.join(missing)}."))
+    return facts
+
+
+def _published(found: Experiment, members: Sequence[Group]) -> Table:
+    """Published numbers; ours where the model is the same, otherwise they are targets for who has the model."""
+    rows = []
+    for row in found.published:
+        texts = [row.model, row.weights, parse_comm(row.comm).label, row.eval, f"{row.value:g}"]
+        rows.append([*texts, _ours(row, members), row.source or found.source])
+    return words(["model", "weights", "comm", "evaluation", "published", "ours", "source"], rows)
+
+
+def _ours(row: Published, members: Sequence[Group]) -> str:
+    texts = []
+    for group in members:
+        for pair in group.pairs if group.first.arm.model == row.model else ():
+            d = group.accuracy(pair) if row.eval == FIVE_TASK_EVAL else find(pair, row.eval, "perplexity")
+            if d is None or d.eval != row.eval or _comm(pair.record) != parse_comm(row.comm).name:
+                continue
+            said = [f"tp={pair.record.arm.tp}"] + ["partial"] * d.partial
+            said += [f"{pair.record.arm.weights} weights"] * (pair.record.arm.weights != row.weights)
+            texts.append(f"{value_text(d.value, d.metric)} ({', '.join(said)})")
+    return "; ".join(texts) or "not run"
+
+
+def _cost_table(found: Experiment, members: Sequence[Group]) -> Table:
+    """Steps, rounds and bytes of the experiment's comms for a prefill of the first model."""
+    record = members[0].first
+    shape = ((record.config.get("config") or {}).get("model") or {}).get("shape") or {}
+    hidden = shape.get("hidden") or 4096
+    sizes = sorted({group.first.arm.tp for group in members})
+    columns = [
+        Column("comm", f"{COST_TOKENS} x {hidden} values, {record.arm.dtype}", words=True),
+        *map(Column, ("W", "steps", "quantization rounds", "MB per rank", "wire ratio")),
+    ]
+    rows = tuple(
+        (
+            Cell(cost.label),
+            Cell(str(cost.world_size), cost.world_size),
+            Cell(str(cost.steps), cost.steps),
+            Cell(str(cost.qdq_rounds), cost.qdq_rounds),
+            Cell(f"{cost.wire_bytes / 1e6:.3f}", cost.wire_bytes),
+            Cell(f"{cost.wire_ratio:.2f}x", cost.wire_ratio),
+        )
+        for cost in costs(found.comms, sizes, COST_TOKENS, hidden, record.arm.dtype)
+    )
+    return Table(tuple(columns), rows)
