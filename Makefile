@@ -1,5 +1,5 @@
 # make demo   evaluate a real model under quantized communication and write a report   (no model hub, no GPU, minutes)
-# make test   lint, types and the whole test suite
+# make test   lint, types, the whole test suite, and the model tests again with the oldest transformers
 # make sanitize      the native CPU code under sanitizers, and builds that break the contract (part of make test)
 # make sanitize-gpu  the CUDA kernels under compute-sanitizer, a record in reports/native (needs a GPU)
 # make lock   refresh constraints.txt from this environment
@@ -15,7 +15,11 @@ QUESTIONS ?= 100
 export FC_EVAL_CUDA ?= $(if $(wildcard /dev/nvidia0),auto,0)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint sanitize sanitize-gpu lock clean
+# The oldest transformers that is supported, in an environment that has all the rest from the first one.
+OLDEST := $(VENV)-oldest
+MODEL_TESTS := $(addprefix tests/test_,tp_smollm2.py tp_models.py sites.py forward.py models.py perplexity.py)
+
+.PHONY: demo test test-oldest lint sanitize sanitize-gpu lock clean
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 11) <= v <= (3, 13) or sys.exit("fc_eval needs Python 3.11 to 3.13, this is %d.%d: make PYTHON=python3.12" % v)'
@@ -40,8 +44,16 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+$(OLDEST)/.installed: $(VENV)/.installed-dev fc_eval/models/versions.py scripts/oldest_environment.py
+	$(BIN)/python scripts/oldest_environment.py $(OLDEST)
+	@touch $@
+
 test: lint
 	$(BIN)/pytest
+	$(MAKE) test-oldest
+
+test-oldest: $(OLDEST)/.installed
+	$(OLDEST)/bin/python -m pytest $(MODEL_TESTS)
 
 sanitize: $(VENV)/.installed-dev
 	$(BIN)/pytest -rs --durations=5 tests/test_native_build.py
@@ -54,4 +66,4 @@ lock: $(VENV)/.installed-dev
 	mv constraints.txt.new constraints.txt
 
 clean:
-	rm -rf $(VENV) $(DEMO) build dist *.egg-info
+	rm -rf $(VENV) $(OLDEST) $(DEMO) build dist *.egg-info

@@ -91,7 +91,11 @@ def _choices(override: Override, sweep: bool) -> list[str]:
     if not override.is_sweep_override():
         return [line]
     if not sweep:
-        raise FcEvalError(f"{line} gives several values: a sweep over them needs -m, as in fc-eval run -m {line}")
+        group = override.key_or_group
+        together = f"; one run with all of them: '{group}=[{line.partition('=')[2]}]'" if group == "eval" else ""
+        raise FcEvalError(
+            f"{line} gives several values: a sweep over them needs -m, as in fc-eval run -m {line}{together}"
+        )
     if not override.is_discrete_sweep():
         raise FcEvalError(f"{line} has no end of values: expected a list of them, such as a,b or range(1,5)")
     key = override.get_key_element()

@@ -24,7 +24,7 @@ def check_ahead(config: RunConfig) -> None:
         sites = llama_sites(shape)
         check_world_size(sites, config.tp)
         if config.split_plan == "full":
-            _check_heads(shape, config.tp)
+            _check_heads(shape, sites, config.tp)
         policy.assign(sites)
     if config.codec in EXTENSIONS:
         if importlib.util.find_spec(EXTENSIONS[config.codec]) is None:
@@ -38,14 +38,15 @@ def check_ahead(config: RunConfig) -> None:
             )
 
 
-def _check_heads(shape: Shape, world_size: int) -> None:
+def _check_heads(shape: Shape, sites: tuple[Site, ...], world_size: int) -> None:
     """Makes sure that every rank gets whole heads, as `parallel.split.find_split` does."""
     for what, heads in (("attention", shape.heads), ("key/value", shape.kv_heads)):
         if heads % world_size:
-            both = (w for w in range(1, 17) if shape.heads % w == shape.kv_heads % w == 0)
+            widths = (shape.heads, shape.kv_heads, *(site.in_features for site in sites))
+            fits = (w for w in range(1, 17) if not any(width % w for width in widths))
             raise FcEvalError(
                 f"tp={world_size} does not divide the {heads} {what} heads: choose a tp that does "
-                f"({', '.join(map(str, both))}), or plan=row_only, which splits the row-parallel layers alone"
+                f"({', '.join(map(str, fits))}), or plan=row_only, which splits the row-parallel layers alone"
             )
 
 

@@ -52,7 +52,8 @@ def carry_out(folder: RunFolder, config: RunConfig, tree: Mapping[str, Any], pro
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     with ready(config, processes) as (loaded, check, attachment):
-        print(f"{config.model.name}: {loaded.summary}", flush=True)
+        each = " on each rank" if config.ranks > 1 else ""
+        print(f"{config.model.name}: {loaded.summary}{each}", flush=True)
         if multiplies_in_fp32(loaded.model):
             print(
                 f"this CPU has no instructions for {config.model.dtype} products: they are summed in fp32 and rounded"

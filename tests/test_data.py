@@ -249,7 +249,7 @@ def test_what_the_hub_says_becomes_one_sentence(error, words):
         raise error
 
     with pytest.raises(FcEvalError, match=words):
-        from_hub("a/b", fail)
+        from_hub("a/b", None, fail)
 
 
 def test_a_data_set_without_a_folder_is_asked_of_the_hub(monkeypatch, root):
@@ -292,3 +292,11 @@ def test_the_mirror_at_hand_is_complete():
     assert (rows["piqa"], rows["arc_easy"], rows["arc_challenge"]) == (1838, 2376, 1172)
     assert (rows["hellaswag"], rows["winogrande"]) == (10042, 1267)
     assert len(load_column(PROTOCOL_DATA["wikitext2"], "text", HUB).texts) == 4358
+
+
+def test_a_mirror_that_lacks_a_data_set_is_told_where_it_belongs(tmp_path):
+    def fail():
+        raise ConnectionError("x")
+
+    with pytest.raises(FcEvalError, match=f"copy it to {tmp_path}/a/b"):
+        from_hub("a/b", tmp_path, fail)

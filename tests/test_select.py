@@ -39,16 +39,16 @@ def loaders(monkeypatch):
 def test_auto_takes_the_best_that_covers_everything(loaders):
     loaders(cuda=missing, cpu=OnlyInt4, reference=ReferenceCodec)
     codec, note = select.get_codec("auto", [INT4], torch.bfloat16, "cpu")
-    assert (codec.name, note) == ("cpu", "cpu (cuda: it was not built)")
+    assert (codec.name, note) == ("cpu", "codec cpu (cuda: it was not built)")
     codec, note = select.get_codec("auto", [INT4, parse_format("int8")], torch.bfloat16, "cpu")
     assert codec.name == "reference"
-    assert note == "reference (cuda: it was not built; cpu: int8-g128-asym is not INT4)"
+    assert note == "codec reference (cuda: it was not built; cpu: int8-g128-asym is not INT4)"
 
 
 def test_a_codec_asked_for_is_never_replaced(loaders):
     loaders(cuda=missing, cpu=OnlyInt4, reference=ReferenceCodec)
     codec, note = select.get_codec("reference", [INT4], torch.bfloat16, "cpu")
-    assert (codec.name, note) == ("reference", "reference")
+    assert (codec.name, note) == ("reference", "codec reference")
     with pytest.raises(FcEvalError, match="codec cuda: it was not built"):
         select.get_codec("cuda", [INT4], torch.bfloat16, "cpu")
     with pytest.raises(FcEvalError, match="codec cpu: int8-g128-asym is not INT4"):

@@ -95,7 +95,7 @@ def get_codec(
         found = _why_not(candidate, fmts, dtype, device)
         if not isinstance(found, str):
             because = f" ({'; '.join(passed_over)})" if passed_over else ""
-            return found, candidate + because
+            return found, f"codec {candidate}{because}"
         passed_over.append(f"{candidate}: {found}")
     if name != "auto":
         raise FcEvalError(f"codec {passed_over[0]}; expected one that covers the run: use codec=auto or mend this")

@@ -59,7 +59,7 @@ def read_split(files: list[Path]) -> pa.Table:
         ) from None
 
 
-def from_hub(dataset_id: str, call: Callable[[], T]) -> T:
+def from_hub(dataset_id: str, root: Path | None, call: Callable[[], T]) -> T:
     """Runs a call that loads from the Hub, and says in one sentence why it cannot.
 
     Raises:
@@ -71,7 +71,7 @@ def from_hub(dataset_id: str, call: Callable[[], T]) -> T:
     http_error: type[Exception] = HfHubHTTPError.__bases__[
         0
     ]  # of whichever HTTP library this version of the Hub's client uses
-    advice = "mirror it in a folder and give data.root=FOLDER"
+    advice = f"copy it to {root / dataset_id}" if root else "mirror it in a folder and give data.root=FOLDER"
     try:
         return call()
     except datasets.exceptions.DatasetNotFoundError:
@@ -105,7 +105,7 @@ def load_column(ref: DatasetRef, column: str, root: Path | None) -> Column:
             raise FcEvalError(f"{files[0]} has no column {column!r}: it has {', '.join(table.column_names)}")
         texts = table.column(column).to_pylist()
     else:
-        dataset = from_hub(ref.id, lambda: _hub_split(ref))
+        dataset = from_hub(ref.id, root, lambda: _hub_split(ref))
         where, revision = "hub", hub_revision(dataset.info.download_checksums or {})
         texts = list(dataset[column])
     bad = next((index for index, text in enumerate(texts) if not isinstance(text, str)), None)

@@ -39,7 +39,7 @@ def mirrored_download(
             return
         folder = dataset_folder(dataset_id, data_root)
         if folder is None or data_root is None:
-            from_hub(dataset_id, lambda: original(self, dataset_kwargs, **kwargs))
+            from_hub(dataset_id, data_root, lambda: original(self, dataset_kwargs, **kwargs))
             return
         mirrored.append(str(folder))
         files = split_files(dataset_id, self.DATASET_NAME, data_root)

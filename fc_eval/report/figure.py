@@ -129,7 +129,8 @@ def symlog_if_wide(axes: Axes, values: list[float], axis: str) -> None:
     {"x": axes.set_xscale, "y": axes.set_yscale}[axis]("symlog", linthresh=threshold, linscale=1.0)
     known = [v for v in values if v == v]
     if min(known) >= 0:  # no empty decades on the other side of zero
-        axes.set(**{f"{axis}lim": (-0.2 * threshold, 2 * max(known))})
+        low, high = getattr(axes.dataLim, f"interval{axis}")  # the ends of intervals too
+        axes.set(**{f"{axis}lim": (min(-0.2 * threshold, 1.2 * low), max(2 * max(known), 1.2 * high))})
     scaled = {"x": axes.xaxis, "y": axes.yaxis}[axis]
     scaled.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}".replace("-", "\N{MINUS SIGN}")))
     scaled.set_label_text(f"{scaled.get_label_text()}\n(logarithmic beyond ±{threshold:.2g})".strip())
