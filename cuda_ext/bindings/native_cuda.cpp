@@ -1,5 +1,6 @@
 // fc_eval._native_cuda: the CUDA codec. Tensors arrive as integers and are checked as far as integers can tell.
 #include "bindings/checks.h"
+#include "bindings/communicator.h"
 #include "cuda/codec.h"
 
 namespace nb = nanobind;
@@ -116,4 +117,5 @@ NB_MODULE(FC_MODULE_NAME, m) {
   m.def("decode", &decode);
   m.def("round_trip", &round_trip);
   m.def("all_reduce", &all_reduce);
+  export_communicator(m);
 }

@@ -25,16 +25,39 @@ FC_DEVICE void store_meta(uint8_t* block, const WireParams& p, int32_t k, const 
   }
 }
 
+// The values of a tile to the bytes of a block, all of them, by a whole warp. `count` is used up. Non-finite groups are
+// added to *nonfinite where that is not null.
+template <class D, class S>
+FC_DEVICE void encode_tile(const Raw<D> (&raw)[kLoads], int32_t (&count)[kLoads], const WireParams& p, uint8_t* block,
+                           unsigned long long* nonfinite) {
+  using Bits = typename D::Bits;
+  const int32_t lane = static_cast<int32_t>(threadIdx.x % 32);
+  const TileScales scales =
+      tile_scales<D, S, false>(raw, count, p.quantizer, p.group, [&](int32_t first, const Meta& m, bool empty) {
+        store_meta<D, S>(block, p, first >> p.group_shift, m, empty);
+        if (nonfinite != nullptr && !m.finite && !empty) atomicAdd(nonfinite, 1ull);
+      });
+  // Missing elements and non-finite groups have code 0.
+#pragma unroll
+  for (int i = 0; i < kLoads; ++i) count[i] = scales.broken >> i & 1u ? 0 : count[i];
+  with_bits(p.bits, [&](auto bits) { store_codes<D, S, decltype(bits)::value>(block, p, lane, raw, count, scales.of); });
+
+  // Padding of the metadata sections, at most 15 bytes each.
+  const int32_t slot = p.groups_per_block + lane;
+  if (slot < p.meta_slots) {
+    if constexpr (S::kScaleCode) block[p.scale + slot] = 0;
+    else reinterpret_cast<Bits*>(block + p.meta[0])[slot] = Bits{0};
+    if constexpr (S::kTwoMeta) reinterpret_cast<Bits*>(block + p.meta[1])[slot] = Bits{0};
+  }
+}
+
 // x [T, H] with `stride` elements between rows -> wire [tiles * block_bytes]. `kWhole` is map.whole().
 template <class D, class S, bool kWhole>
 __global__ void __launch_bounds__(kThreads)
     encode_kernel(const typename D::Bits* x, int64_t stride, TileMap map, WireParams p, uint8_t* wire, int64_t tiles) {
-  using Bits = typename D::Bits;
   const int64_t tile = warp_tile();
   if (tile >= tiles) return;  // the whole warp
   const int32_t lane = static_cast<int32_t>(threadIdx.x % 32);
-  uint8_t* block = wire + tile * p.block_bytes;
-
   Raw<D> raw[kLoads];
   int32_t count[kLoads];
 #pragma unroll
@@ -49,29 +72,7 @@ __global__ void __launch_bounds__(kThreads)
       raw[i] = load_raw<D>(x + at.row * stride + at.column, at.count, map.vectors);
     }
   }
-  const TileScales scales = tile_scales<D, S, false>(
-      raw, count, p.quantizer, p.group,
-      [&](int32_t first, const Meta& m, bool empty) { store_meta<D, S>(block, p, first >> p.group_shift, m, empty); });
-  // Missing elements and non-finite groups have code 0.
-#pragma unroll
-  for (int i = 0; i < kLoads; ++i) count[i] = scales.broken >> i & 1u ? 0 : count[i];
-  switch (p.bits) {  // the same for all lanes
-    case 2: store_codes<D, S, 2>(block, p, lane, raw, count, scales.of); break;
-    case 3: store_codes<D, S, 3>(block, p, lane, raw, count, scales.of); break;
-    case 4: store_codes<D, S, 4>(block, p, lane, raw, count, scales.of); break;
-    case 5: store_codes<D, S, 5>(block, p, lane, raw, count, scales.of); break;
-    case 6: store_codes<D, S, 6>(block, p, lane, raw, count, scales.of); break;
-    case 7: store_codes<D, S, 7>(block, p, lane, raw, count, scales.of); break;
-    case 8: store_codes<D, S, 8>(block, p, lane, raw, count, scales.of); break;
-  }
-
-  // Padding of the metadata sections, at most 15 bytes each.
-  const int32_t slot = p.groups_per_block + lane;
-  if (slot < p.meta_slots) {
-    if constexpr (S::kScaleCode) block[p.scale + slot] = 0;
-    else reinterpret_cast<Bits*>(block + p.meta[0])[slot] = Bits{0};
-    if constexpr (S::kTwoMeta) reinterpret_cast<Bits*>(block + p.meta[1])[slot] = Bits{0};
-  }
+  encode_tile<D, S>(raw, count, p, wire + tile * p.block_bytes, nullptr);
 }
 
 // Metadata value `index` of a section, in the dtype of the values that were encoded (the same for all lanes).
@@ -123,15 +124,9 @@ __global__ void __launch_bounds__(kThreads, 6)
   const int64_t tile = warp_tile();
   if (tile >= tiles) return;
   const uint8_t* block = wire + tile * p.block_bytes;
-  switch (p.bits) {  // the same for all lanes
-    case 2: return decode_tile<S, 2>(block, map, p, dtype, tile, out, nonfinite);
-    case 3: return decode_tile<S, 3>(block, map, p, dtype, tile, out, nonfinite);
-    case 4: return decode_tile<S, 4>(block, map, p, dtype, tile, out, nonfinite);
-    case 5: return decode_tile<S, 5>(block, map, p, dtype, tile, out, nonfinite);
-    case 6: return decode_tile<S, 6>(block, map, p, dtype, tile, out, nonfinite);
-    case 7: return decode_tile<S, 7>(block, map, p, dtype, tile, out, nonfinite);
-    case 8: return decode_tile<S, 8>(block, map, p, dtype, tile, out, nonfinite);
-  }
+  with_bits(p.bits, [&](auto bits) {
+    decode_tile<S, decltype(bits)::value>(block, map, p, dtype, tile, out, nonfinite);
+  });
 }
 
 }  // namespace fc::cuda

@@ -35,6 +35,20 @@ struct WireParams {
   }
 };
 
+// Calls f with the width of a code as a constant; the same for all lanes.
+template <class F>
+FC_DEVICE void with_bits(int32_t bits, const F& f) {
+  switch (bits) {
+    case 2: return f(std::integral_constant<int, 2>{});
+    case 3: return f(std::integral_constant<int, 3>{});
+    case 4: return f(std::integral_constant<int, 4>{});
+    case 5: return f(std::integral_constant<int, 5>{});
+    case 6: return f(std::integral_constant<int, 6>{});
+    case 7: return f(std::integral_constant<int, 7>{});
+    case 8: return f(std::integral_constant<int, 8>{});
+  }
+}
+
 // The first `count` of four bytes; none where it is not positive.
 FC_DEVICE uint32_t first_bytes(uint32_t word, int32_t count) {
   return count >= 4 ? word : count <= 0 ? 0u : word & ((1u << (8 * count)) - 1u);
@@ -117,6 +131,41 @@ FC_DEVICE void store_codes(uint8_t* block, const WireParams& p, int32_t lane, co
   if constexpr ((Bits & 1) != 0)
     *reinterpret_cast<uint32_t*>(block + p.plane[3] + 4 * lane) = w1[0] | w1[1] << 8 | w1[2] << 16 | w1[3] << 24;
 }
+
+// The codes of a lane, each plane read as `store_codes` wrote it.
+template <int Bits>
+struct LaneCodes {
+  uint32_t w8[2 * kLoads], w4[kLoads], w2[2], w1;
+
+  static FC_DEVICE LaneCodes load(const uint8_t* block, const WireParams& p, int32_t lane) {
+    LaneCodes c{};
+    const auto vector = [](const uint8_t* from, uint32_t* to) {
+      const uint4 v = *reinterpret_cast<const uint4*>(from);
+      to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+    };
+    if constexpr (Bits == 8) {
+      vector(block + p.plane[0] + 32 * lane, c.w8);
+      vector(block + p.plane[0] + 32 * lane + 16, c.w8 + 4);
+    }
+    if constexpr ((Bits & 4) != 0) vector(block + p.plane[1] + 16 * lane, c.w4);
+    if constexpr ((Bits & 2) != 0) {
+      const uint2 v = *reinterpret_cast<const uint2*>(block + p.plane[2] + 8 * lane);
+      c.w2[0] = v.x, c.w2[1] = v.y;
+    }
+    if constexpr ((Bits & 1) != 0) c.w1 = *reinterpret_cast<const uint32_t*>(block + p.plane[3] + 4 * lane);
+    return c;
+  }
+  // Code j of load i; both known to the compiler.
+  FC_DEVICE uint32_t code(int i, int j) const {
+    constexpr int shift2 = Bits & 4, shift1 = (Bits & 4) + (Bits & 2);
+    if constexpr (Bits == 8) return (w8[2 * i + j / 4] >> (8 * (j % 4))) & 255u;
+    uint32_t c = 0;
+    if constexpr ((Bits & 4) != 0) c = (w4[i] >> (4 * j)) & 15u;
+    if constexpr ((Bits & 2) != 0) c |= ((w2[i / 2] >> (16 * (i % 2) + 2 * j)) & 3u) << shift2;
+    if constexpr ((Bits & 1) != 0) c |= ((w1 >> (8 * i + j)) & 1u) << shift1;
+    return c;
+  }
+};
 
 // Four codes whose first stands at `place`, a multiple of 4.
 template <int Bits>

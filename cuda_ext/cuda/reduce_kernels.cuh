@@ -8,9 +8,6 @@ namespace fc::cuda {
 
 enum class After : int32_t { kStoreFp32, kRound, kGather };
 
-// Which scheme a format uses, in the order of the tables of the launchers.
-enum SchemeIndex : int32_t { kIsAsym, kIsSym, kIsSignedExtreme, kIsFloat, kIsMx };
-
 struct Stage {
   Quantizer quantizer;
   int32_t group, scheme;
@@ -55,13 +52,8 @@ struct AnyScheme {
   template <class D, class Sink>
   static FC_DEVICE void send(const Raw<D> (&raw)[kLoads], const int32_t (&count)[kLoads], const Stage& stage,
                              unsigned long long* nonfinite, const Sink& sink) {
-    switch (stage.scheme) {
-      case kIsAsym: return OneScheme<Asym>::send<D>(raw, count, stage, nonfinite, sink);
-      case kIsSym: return OneScheme<Sym>::send<D>(raw, count, stage, nonfinite, sink);
-      case kIsSignedExtreme: return OneScheme<SignedExtreme>::send<D>(raw, count, stage, nonfinite, sink);
-      case kIsFloat: return OneScheme<Float>::send<D>(raw, count, stage, nonfinite, sink);
-      case kIsMx: return OneScheme<Mx>::send<D>(raw, count, stage, nonfinite, sink);
-    }
+    with_scheme_of(stage.scheme,
+                   [&](auto s) { OneScheme<decltype(s)>::template send<D>(raw, count, stage, nonfinite, sink); });
   }
 };
 

@@ -5,6 +5,21 @@
 
 namespace fc::cuda {
 
+// Which scheme a format uses, in the order of the tables of the launchers.
+enum SchemeIndex : int32_t { kIsAsym, kIsSym, kIsSignedExtreme, kIsFloat, kIsMx };
+
+// Calls f with a value of the scheme's type; the same for all lanes.
+template <class F>
+FC_DEVICE void with_scheme_of(int32_t scheme, const F& f) {
+  switch (scheme) {
+    case kIsAsym: return f(Asym{});
+    case kIsSym: return f(Sym{});
+    case kIsSignedExtreme: return f(SignedExtreme{});
+    case kIsFloat: return f(Float{});
+    case kIsMx: return f(Mx{});
+  }
+}
+
 struct TileScales {
   Scale of[kLoads];  // of the group that each load's 8 elements belong to
   uint32_t broken;   // bit i: the group of load i is not finite

@@ -55,17 +55,18 @@ class Warp {
 
   int lane() const { return lane_; }
   unsigned first_thread = 0;
+  bool verdict = true;  // of the last barrier of the block (simulated_ranks.h)
 
   static Warp*& active() {
-    static Warp* warp = nullptr;
+    static thread_local Warp* warp = nullptr;
     return warp;
   }
   static Index& thread() {
-    static Index index{};
+    static thread_local Index index{};
     return index;
   }
   static Index& block() {
-    static Index index{};
+    static thread_local Index index{};
     return index;
   }
 
@@ -143,4 +144,6 @@ inline bool __any_sync(uint32_t, bool predicate) {
   return any;
 }
 
-inline void atomicAdd(unsigned long long* counter, unsigned long long amount) { *counter += amount; }
+inline void atomicAdd(unsigned long long* counter, unsigned long long amount) {
+  __atomic_fetch_add(counter, amount, __ATOMIC_RELAXED);
+}
