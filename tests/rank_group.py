@@ -30,7 +30,7 @@ def _serve(rank: int, world: int, device: str, timeout_s: float, store: str, pip
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback())
     if device == "cuda":
-        torch.cuda.set_device(rank)
+        torch.cuda.set_device(rank % torch.cuda.device_count())
     backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
     dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=world)
 

@@ -149,6 +149,10 @@ MISTAKES = {
     "no shape": (["emulation", "shape=llama3"], "unknown model 'llama3': did you mean 'llama3_"),
     "one emulated rank": (["emulation", "tp=1"], "one rank reduces nothing"),
     "threads": (["codec", "threads=0"], "threads=0 is not possible"),
+    "one real rank": (["allreduce", "ranks=1"], "ranks=1 is not possible: expected 2 to 8"),
+    "half a row between ranks": (["allreduce", "kib=12"], "kib=12 is not possible: expected a multiple of 8"),
+    "nothing quantized": (["allreduce", "formats=int4,plain"], "plain does not quantize"),
+    "virtual": (["allreduce", "virtual=yes"], "unknown virtual 'yes'"),
 }
 
 
@@ -189,6 +193,13 @@ def test_emulation_script_is_the_command(monkeypatch, capsys):
         runpy.run_path(str(Path(__file__).parents[1] / "scripts" / "bench_emulation.py"), run_name="__main__")
     assert left.value.code == 2
     assert "tokens=0 is not possible" in capsys.readouterr().err
+
+
+def test_ranks_need_a_gpu(capsys):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    status, _, err = run_cli(capsys, "bench", "allreduce")
+    assert (status, err) == (2, "error: bench allreduce needs a CUDA device, and torch sees none here\n")
 
 
 def test_help_says_how(capsys):

@@ -5,6 +5,7 @@ the emulator in this process.
 """
 
 import itertools
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,7 @@ from rank_group import RankGroup, shared_group
 from test_collective import DISTRIBUTIONS, codes_of
 
 from fc_eval.codec.base import DTYPES
+from fc_eval.codec.native_extension import native_status
 from fc_eval.codec.reference import ReferenceCodec
 from fc_eval.codec.select import codecs_available
 from fc_eval.collective import distributed
@@ -112,11 +114,13 @@ def test_rotated_rows_are_refused_by_name():
         distributed.all_reduce(torch.zeros(4, 64), comm, CODEC, SimpleNamespace(world_size=2))
 
 
-def test_the_fused_reducer_has_a_place_and_says_when_it_is_not_there():
+def test_the_fused_reducer_says_why_it_cannot_work_here():
     with pytest.raises(FcEvalError, match="unknown reducer 'fusd': did you mean 'fused'"):
         shared_group().run(2, rank_checks.named_reducer, "fusd")
-    with pytest.raises(FcEvalError, match="reducer=fused is not part of this installation: use reducer=torch"):
-        shared_group().run(2, rank_checks.named_reducer, "fused")
+    if reason := native_status()["cuda"]:
+        said = f"reducer=fused cannot work here, memory cannot be shared: rank 0: {reason}; use reducer=torch"
+        with pytest.raises(FcEvalError, match=re.escape(said)):
+            shared_group().run(2, rank_checks.named_reducer, "fused")
 
 
 @pytest.mark.parametrize("difference", ["facts", "step"])

@@ -1,4 +1,4 @@
-"""`fc-eval bench codec|emulation KEY=VALUE ...`."""
+"""`fc-eval bench codec|emulation|allreduce KEY=VALUE ...`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,13 +29,20 @@ def _emulation() -> Bench:
     return Bench(emulation.EmulationBenchOptions, emulation.bench_emulation, emulation.__doc__ or "")
 
 
-BENCHES: dict[str, Callable[[], Bench]] = {"codec": _codec, "emulation": _emulation}
+def _allreduce() -> Bench:
+    from fc_eval.bench import allreduce
+
+    return Bench(allreduce.AllReduceBenchOptions, allreduce.bench_all_reduce, allreduce.__doc__ or "")
+
+
+BENCHES: dict[str, Callable[[], Bench]] = {"codec": _codec, "emulation": _emulation, "allreduce": _allreduce}
 
 USAGE = """\
 usage: fc-eval bench NAME [KEY=VALUE] ...
 
   codec       speed of the codecs beside a copy, bytes checked first
   emulation   a model's forward under a quantized comm over the same under plain
+  allreduce   the fused all-reduce beside NCCL, bytes checked first (needs a GPU)
 
 `fc-eval bench NAME --help` says what is measured and lists the keys. Nothing is fetched; no network is needed.
 """

@@ -5,8 +5,6 @@ gathered   raw partial sums gathered, then the emulator in every rank: the defin
 fused      one CUDA kernel that encodes, sends, sums and decodes
 """
 
-import importlib
-import importlib.util
 from collections.abc import Callable
 from typing import Protocol
 
@@ -17,10 +15,9 @@ from fc_eval.collective import distributed
 from fc_eval.collective.all_reduce import all_reduce
 from fc_eval.collective.base import Reduced
 from fc_eval.collective.comm import Comm
+from fc_eval.collective.fused import make_reducer
 from fc_eval.collective.ranks import Ranks
-from fc_eval.errors import FcEvalError, unknown
-
-FUSED_MODULE = "fc_eval.collective.fused"
+from fc_eval.errors import unknown
 
 
 class Reducer(Protocol):
@@ -37,6 +34,10 @@ class Reducer(Protocol):
         """
         ...
 
+    def check(self) -> None:
+        """Raises what a call has found out after it had returned, as a call does."""
+        ...
+
 
 class WireReducer:
     """`torch`: encoded bytes travel, decoded values are summed in rank order."""
@@ -49,6 +50,9 @@ class WireReducer:
     def __call__(self, partial_TH: torch.Tensor, comm: Comm, codec: Codec) -> Reduced:
         """See `Reducer`."""
         return distributed.all_reduce(partial_TH, comm, codec, self._ranks)
+
+    def check(self) -> None:
+        """See `Reducer`; a call waits for all that can fail."""
 
 
 class GatheredReducer:
@@ -70,18 +74,12 @@ class GatheredReducer:
             return reduced
         return Reduced(reduced.values, reduced.traffic, torch.zeros_like(reduced.nonfinite_groups))
 
-
-def _fused(ranks: Ranks) -> Reducer:
-    if importlib.util.find_spec(FUSED_MODULE) is None:
-        raise FcEvalError(
-            "reducer=fused is not part of this installation: use reducer=torch, which gives the same bits"
-        )
-    make: Callable[[Ranks], Reducer] = importlib.import_module(FUSED_MODULE).make_reducer
-    return make(ranks)
+    def check(self) -> None:
+        """See `Reducer`; a call waits for all that can fail."""
 
 
 REDUCERS: dict[str, Callable[[Ranks], Reducer]] = {
-    "fused": _fused,
+    "fused": make_reducer,
     "torch": WireReducer,
     "gathered": GatheredReducer,
 }
@@ -89,10 +87,11 @@ DEFAULT = "torch"
 
 
 def get_reducer(name: str, ranks: Ranks) -> Reducer:
-    """The reducer of that name for a group; 'auto' is `torch`.
+    """The reducer of that name for a group; 'auto' is `torch`, which covers every comm. All ranks call this together.
 
     Raises:
-        FcEvalError: an unknown name, or one that does not exist in this installation.
+        FcEvalError: an unknown name, or one that cannot work here.
+        LostProcessError: another rank has ended, or has not come in time.
     """
     if name not in ("auto", *REDUCERS):
         raise unknown("reducer", name, ["auto", *REDUCERS])

@@ -106,9 +106,12 @@ class RankAttachment(Attachment):
 
         Raises:
             FcEvalError: otherwise.
+            LostProcessError: an all-reduce was given up because another rank has ended or was late.
         """
         super().check_calls()
-        found = self.ranks.gather(int(self._checksum))
+        checksum = int(self._checksum)  # the device is through with all calls
+        self._reducer.check()
+        found = self.ranks.gather(checksum)
         different = [rank for rank, checksum in enumerate(found) if checksum != found[0]]
         if different:
             raise FcEvalError(

@@ -1,0 +1,155 @@
+"""The ranks of a bench of all-reduces: processes with a GPU each, processes that share one, or virtual ranks of one.
+
+W ranks, T tokens, H hidden.
+"""
+
+import functools
+import multiprocessing
+import os
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from fc_eval.bench.timing import CALLS_PER_GRAPH, ROUNDS
+from fc_eval.collective.communicator import Communicator
+from fc_eval.collective.ranks import Ranks
+from fc_eval.errors import FcEvalError
+
+TIMEOUT_S = 120.0
+WARM_ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Circle:
+    """The ranks as one of their processes sees them.
+
+    Attributes:
+        world_size: W.
+        ranks: the group; None where all ranks are virtual and in this process.
+        communicator: of the fused kernel.
+        link: what the bytes travel over: 'peer' (two GPUs), 'same GPU', or 'virtual'.
+    """
+
+    world_size: int
+    ranks: Ranks | None
+    communicator: Communicator
+    link: str
+
+    @property
+    def device(self) -> torch.device:
+        """Of this process."""
+        return self.communicator.device
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process speaks for all."""
+        return self.ranks is None or self.ranks.rank == 0
+
+    def gather(self, value: Any) -> list[Any]:
+        """A picklable value of every process."""
+        return [value] if self.ranks is None else self.ranks.gather(value)
+
+    def draw(self, tokens: int, hidden: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
+        """This process's partial sums, [T, H], or [W, T, H] of virtual ranks."""
+        first = 0 if self.ranks is None else self.ranks.rank
+        count = self.world_size if self.ranks is None else 1
+        generator = torch.Generator(self.device).manual_seed(seed * self.world_size + first)
+        shape = (count, tokens, hidden)
+        drawn = torch.randn(shape, generator=generator, dtype=torch.float32, device=self.device).to(dtype)
+        return drawn if self.ranks is None else drawn[0]
+
+    def everyones(self, partials: torch.Tensor) -> torch.Tensor:
+        """Partial sums of all ranks, [W, T, H]."""
+        if self.ranks is None:
+            return partials
+        if self.link == "peer":
+            raw = partials.view(-1).view(torch.uint8)
+            pieces = self.ranks.exchange([raw] * self.world_size, [raw.numel()] * self.world_size, "partials")
+            return torch.stack([piece.view(partials.dtype).view_as(partials) for piece in pieces])
+        return torch.stack([piece.to(self.device) for piece in self.gather(partials.cpu())])
+
+    def median_us(self, calls: Sequence[Callable[[], object]]) -> float:
+        """Median time of one call over replays of a graph of them, the maximum over ranks.
+
+        Every process makes the same number of replays: a budget of its own would leave others waiting.
+        """
+        calls = list(calls) * -(-CALLS_PER_GRAPH // len(calls))
+        for call in calls:
+            call()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for call in calls:
+                call()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        times_us = []
+        for turn in range(WARM_ROUNDS + ROUNDS):
+            self.gather(None)  # ranks begin together
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            if turn >= WARM_ROUNDS:
+                times_us.append(start.elapsed_time(end) * 1e3 / len(calls))
+        return float(max(self.gather(statistics.median(times_us))))
+
+
+def in_circle(world_size: int, virtual: bool, function: Callable[..., Any], *arguments: Any) -> Any:
+    """What rank 0 returns of `function(circle, *arguments)`, called on every process of the ranks.
+
+    Raises:
+        FcEvalError: no GPU, no peer access, or what the function raises.
+    """
+    if not torch.cuda.is_available():
+        raise FcEvalError("bench allreduce needs a CUDA device, and torch sees none here")
+    if virtual:
+        communicator = Communicator.virtual(world_size, torch.device("cuda", torch.cuda.current_device()))
+        return function(Circle(world_size, None, communicator, "virtual"), *arguments)
+    context = multiprocessing.get_context("spawn")
+    answers = context.SimpleQueue()
+    with tempfile.TemporaryDirectory(prefix="fc_eval_bench_") as folder:
+        target = functools.partial(_serve, world_size, f"{folder}/store", answers, function, arguments)
+        processes = [context.Process(target=target, args=(rank,)) for rank in range(world_size)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+    fine, answer = (False, "a rank has ended without a word") if answers.empty() else answers.get()
+    if not fine:
+        raise FcEvalError(f"bench allreduce failed: {answer}")
+    return answer
+
+
+def _serve(
+    world_size: int, store: str, answers: Any, function: Callable[..., Any], arguments: tuple[Any, ...], rank: int
+) -> None:
+    count = torch.cuda.device_count()
+    device = torch.device("cuda", rank % count)
+    torch.cuda.set_device(device)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    timeout = timedelta(seconds=TIMEOUT_S)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl", init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=timeout
+    )
+    try:
+        group = dist.group.WORLD
+        assert group is not None
+        ranks = Ranks(group)
+        communicator = Communicator.between(ranks, device)
+        link = "peer" if world_size <= count else "same GPU"
+        answer = function(Circle(world_size, ranks, communicator, link), *arguments)
+        if rank == 0:
+            answers.put((True, answer))
+        ranks.gather(None)
+        communicator.close()
+    except Exception as error:
+        if answers.empty():
+            answers.put((False, f"rank {rank}: {error}"))
+        raise SystemExit(1) from error
+    dist.destroy_process_group()
