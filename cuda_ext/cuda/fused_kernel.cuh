@@ -1,7 +1,7 @@
 // The all-reduce between ranks in one launch: encode, push to the other ranks, add in rank order, and in a two-step
 // encode the sums, push them, decode. Every byte that travels is a byte of the wire format (WIRE.md).
 //
-// A warp works on a tile of 1024 elements, which is a block of the message. Tile t belongs to the rank that owns block t.
+// A warp works on a tile of 1024 elements, a block of the message. Tile t belongs to the rank that owns block t.
 // A round of a slot takes kSlotWarps tiles of every owner (two-step), or kSlotWarps tiles in all (one-step).
 #pragma once
 

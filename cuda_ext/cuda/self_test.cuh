@@ -1,5 +1,5 @@
-// The start-up test of the inboxes: every rank writes a pattern into all that it will ever write to, with the stores that
-// a call uses, and every rank looks whether it is there. Between the two the host makes the ranks meet.
+// The start-up test of the inboxes: every rank writes a pattern into all that it will ever write to, with the stores
+// that a call uses, and every rank looks whether it is there. Between the two the host makes the ranks meet.
 #pragma once
 
 #include "cuda/tile.cuh"

@@ -19,6 +19,21 @@ struct uint4 {
   uint32_t x, y, z, w;
 };
 
+// A thread sanitizer has to be told which lane runs.
+#if defined(__SANITIZE_THREAD__)
+#define FC_THREAD_SANITIZER
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define FC_THREAD_SANITIZER
+#endif
+#endif
+#if defined(FC_THREAD_SANITIZER)
+#include <sanitizer/tsan_interface.h>
+#define FC_FIBER(call) call
+#else
+#define FC_FIBER(call)
+#endif
+
 namespace fc::cuda::simulated {
 
 struct Index {
@@ -33,22 +48,26 @@ class Warp {
   void run(const std::function<void()>& body) {
     body_ = &body;
     active() = this;
+    FC_FIBER(told_main_ = __tsan_get_current_fiber());
     for (int lane = 0; lane < kLanes; ++lane) start(lane);
     for (bool working = true; working;) {
       working = false;
       for (lane_ = 0; lane_ < kLanes; ++lane_) {
         if (done_[lane_]) continue;
         thread().x = first_thread + static_cast<unsigned>(lane_);
+        FC_FIBER(__tsan_switch_to_fiber(told_[lane_], 0));
         swapcontext(&main_, &fibers_[lane_]);
         working = true;
       }
     }
+    for (int lane = 0; lane < kLanes; ++lane) FC_FIBER(__tsan_destroy_fiber(told_[lane]));
   }
 
   // Every lane gives a word and sees those of all lanes. Two buffers: a lane may be one operation ahead of another.
   const uint64_t* exchange(uint64_t word) {
     const int lane = lane_, turn = turn_[lane]++ % 2;
     words_[turn][lane] = word;
+    FC_FIBER(__tsan_switch_to_fiber(told_main_, 0));
     swapcontext(&fibers_[lane], &main_);
     return words_[turn];
   }
@@ -77,10 +96,12 @@ class Warp {
     Warp& warp = *active();
     (*warp.body_)();
     warp.done_[warp.lane_] = true;
+    FC_FIBER(__tsan_switch_to_fiber(warp.told_main_, 0));
   }
 
   void start(int lane) {
     stacks_[lane].resize(kStack);
+    FC_FIBER(told_[lane] = __tsan_create_fiber(0));
     done_[lane] = false;
     turn_[lane] = 0;
     getcontext(&fibers_[lane]);
@@ -91,6 +112,7 @@ class Warp {
   }
 
   ucontext_t main_{}, fibers_[kLanes]{};
+  void *told_main_ = nullptr, *told_[kLanes]{};
   std::vector<char> stacks_[kLanes];
   bool done_[kLanes]{};
   int turn_[kLanes]{};
