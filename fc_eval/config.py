@@ -11,7 +11,7 @@ from typing import Any
 from fc_eval.collective.comm import BASELINE, parse_comm
 from fc_eval.comm_config import CommConfig
 from fc_eval.errors import FcEvalError, unknown
-from fc_eval.evaluate.spec import EvalSpec, parse_spec, parse_specs
+from fc_eval.evaluate.spec import EvalSpec, LayerErrorSpec, parse_spec, parse_specs
 from fc_eval.models.config import ModelConfig
 from fc_eval.parallel.policy import Policy, Rule
 from fc_eval.settings import build, check_scalars, checked_mapping
@@ -121,6 +121,9 @@ class RunConfig:
         self.build_policy()
 
     def _check_exec(self) -> None:
+        watches = any(isinstance(spec, LayerErrorSpec) for spec in self.eval.specs)
+        if watches and (self.exec == "tp" or self.tp == 1):
+            raise FcEvalError("layer errors need partial sums of 2 ranks or more in one process: exec=emulated tp=2")
         if self.exec == "emulated" and self.reducer != "auto":
             raise FcEvalError(f"reducer={self.reducer} reduces between real ranks: add exec=tp, or leave it out")
         if self.exec == "tp" and self.tp == 1:

@@ -21,6 +21,7 @@ from fc_eval.config import RunConfig
 from fc_eval.errors import FcEvalError, LostProcessError, is_disk_error, os_error
 from fc_eval.evaluate.data import mirror_serves_all
 from fc_eval.evaluate.processes import Processes, joined
+from fc_eval.evaluate.spec import LayerErrorSpec, WindowSpec
 from fc_eval.launch import LOST_EXIT, USER_ERROR_EXIT, die_with_parent, is_launched, launch, report_error
 from fc_eval.results.kept import kept_eval
 from fc_eval.results.store import RunFolder
@@ -42,8 +43,10 @@ def carry_out(folder: RunFolder, config: RunConfig, tree: Mapping[str, Any], pro
 
     from fc_eval.assemble import eval_summary, result_of
     from fc_eval.evaluate.loading import check_commits
+    from fc_eval.evaluate.logits import check_context
     from fc_eval.evaluate.run import evaluate
     from fc_eval.models.half_products import multiplies_in_fp32
+    from fc_eval.parallel.layer_probe import LayerProbe
     from fc_eval.ready import ready
 
     started = time.time()
@@ -65,6 +68,9 @@ def carry_out(folder: RunFolder, config: RunConfig, tree: Mapping[str, Any], pro
                 "choose equal ones with CUDA_VISIBLE_DEVICES, or set processes=1"
             )
 
+        for spec in config.eval.specs:  # all of them before the first one: a mistake should not show after hours
+            if isinstance(spec, WindowSpec):
+                check_context(loaded.model, spec)
         setup_s = time.time() - started
         summaries: dict[str, dict[str, Any]] = {}
         for spec in config.eval.specs:
@@ -82,8 +88,9 @@ def carry_out(folder: RunFolder, config: RunConfig, tree: Mapping[str, Any], pro
                 add_bos_token=config.model.add_bos_token,
                 batch_size=config.eval.batch_size,
                 window_batch=config.eval.window_batch,
+                probe=LayerProbe(attachment) if isinstance(spec, LayerErrorSpec) else None,
                 as_baseline=(lambda: attachment.using(BASELINE)) if config.eval.divergence else None,
-                progress=ProgressLines(spec.name, "windows" if spec.kind == "perplexity" else "requests"),
+                progress=ProgressLines(spec.name, "windows" if isinstance(spec, WindowSpec) else "requests"),
                 processes=processes,
             )
             attachment.set_counts(processes.gather(attachment.counts()))
@@ -91,7 +98,7 @@ def carry_out(folder: RunFolder, config: RunConfig, tree: Mapping[str, Any], pro
             attachment.check_calls()
             summaries[spec.name] = eval_summary(spec, result, attachment.stats(), time.time() - began)
             if processes.is_first:
-                folder.save_eval(spec.name, summaries[spec.name], result.arrays, result.rows)
+                folder.save_eval(spec.name, summaries[spec.name], result.arrays, result.rows, result.layers)
         if not processes.is_first:
             return
         folder.write_result(

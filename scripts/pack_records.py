@@ -43,6 +43,8 @@ def pack(source: RunFolder, target: RunFolder) -> None:
     write_json(target.path / "status.json", {k: v for k, v in status.items() if k not in ("pid", "host", "child")})
     for windows in source.path.glob("windows_*.npz"):
         shutil.copyfile(windows, target.path / windows.name)
+    for layers in source.path.glob("layers_*.csv"):
+        shutil.copyfile(layers, target.path / layers.name)
     for samples in source.path.glob("samples_*.jsonl"):
         lines = [json.dumps(slim(json.loads(line)), sort_keys=True) for line in samples.read_text().splitlines()]
         # mtime=0: the same samples give the same bytes

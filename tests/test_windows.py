@@ -69,7 +69,7 @@ def test_wikitext2_is_one_text_cut_into_windows(tokenizer, root, bos):
 def test_protocol_says_what_was_read(tokenizer, root):
     found = build("wikitext2", tokenizer, root)
     assert found.protocol["dataset"] == "Salesforce/wikitext"
-    assert (found.protocol["label"], found.protocol["split"]) == ("wikitext2", "test")
+    assert (found.protocol["label"], found.protocol["split"]) == ("wikitext2, 64 tokens", "test")
     assert found.protocol["where"] == "data.root"
     assert found.protocol["windows"] * 64 == found.protocol["tokens"] == found.ids.size
     assert str(root) not in str(found.protocol)
@@ -153,11 +153,11 @@ def test_c4_limit_takes_the_first_draws(tokenizer, root):
 
 
 def test_c4_of_fewer_documents_is_called_a_subset(tokenizer, root, monkeypatch):
-    assert build("c4", tokenizer, root).protocol["label"] == "c4 (subset)"
+    assert build("c4", tokenizer, root).protocol["label"] == "c4 (subset), 64 tokens"
     assert build("c4", tokenizer, root).protocol["documents"] == 62
-    assert build("c4_new", tokenizer, root, limit=2).protocol["label"] == "c4_new (subset)"
+    assert build("c4_new", tokenizer, root, limit=2).protocol["label"] == "c4_new (subset), 64 tokens"
     monkeypatch.setattr(windows, "C4_SHARD_DOCUMENTS", 62)
-    assert build("c4", tokenizer, root).protocol["label"] == "c4"
+    assert build("c4", tokenizer, root).protocol["label"] == "c4, 64 tokens"
     monkeypatch.setattr(windows, "C4_SHARD_DOCUMENTS", 61)  # further documents belong to other shards
     assert 61 not in build("c4", tokenizer, root).clusters
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from fc_eval.evaluate.perplexity import input_device, is_greedy, token_nll, total
+from fc_eval.evaluate.logits import input_device
+from fc_eval.evaluate.perplexity import is_greedy, token_nll, total
 from fc_eval.evaluate.processes import ALONE, Processes
 from fc_eval.evaluate.progress import Ticker
 

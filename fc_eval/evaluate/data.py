@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from fc_eval.errors import FcEvalError
-from fc_eval.evaluate.spec import EvalSpec, PerplexitySpec
+from fc_eval.evaluate.spec import EvalSpec, WindowSpec
 
 EMBEDDED = Path(__file__).parent / "embedded"
 EVERYDAY = "everyday"
@@ -153,7 +153,7 @@ def files_of(ref: DatasetRef, root: Path) -> list[Path]:
 
 def refs(spec: EvalSpec) -> tuple[DatasetRef, ...] | None:
     """The data sets that an evaluation reads; empty for what is embedded or local, None where only lm-eval knows."""
-    if isinstance(spec, PerplexitySpec):
+    if isinstance(spec, WindowSpec):
         return () if spec.protocol == "text" else (PROTOCOL_DATA[spec.protocol],)
     if spec.task == EVERYDAY:
         return ()
@@ -178,7 +178,7 @@ def mirror_serves_all(specs: Iterable[EvalSpec], root: str | Path | None) -> boo
 
 def embedded_files(spec: EvalSpec) -> list[Path]:
     """Files of the embedded text or task that an evaluation reads, none for the others."""
-    if isinstance(spec, PerplexitySpec):
+    if isinstance(spec, WindowSpec):
         origin = importlib.util.find_spec("pydoc_data.topics")
         return (
             [Path(origin.origin)] if spec.protocol == "text" and spec.path is None and origin and origin.origin else []

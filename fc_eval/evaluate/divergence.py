@@ -14,7 +14,8 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional
 
-from fc_eval.evaluate.perplexity import Losses, chunks, input_device, logits_of, total, window_batches
+from fc_eval.evaluate.logits import input_device, logits_parts, targets
+from fc_eval.evaluate.perplexity import Losses, chunks, total, window_batches
 from fc_eval.evaluate.processes import ALONE, Processes
 from fc_eval.evaluate.progress import Progress, Ticker
 from fc_eval.evaluate.windows import Windows
@@ -93,16 +94,18 @@ def window_divergences(
 
     @torch.inference_mode()
     def compared(ids_BT: torch.Tensor) -> list[tuple[float, npt.NDArray[np.float32], npt.NDArray[np.bool_]]]:
-        logits_BTV = logits_of(model, ids_BT.to(device))
+        own = logits_parts(model, ids_BT.to(device))
         with as_baseline():
-            baseline_BTV = logits_of(model, ids_BT.to(device))
-        found = []
-        targets_BT = ids_BT[:, 1:].to(logits_BTV.device)
-        for logits_TV, baseline_TV, targets_T in zip(logits_BTV, baseline_BTV, targets_BT, strict=True):
-            nll, kl, same = token_divergence(logits_TV[:-1], baseline_TV[:-1], targets_T)
-            found.append((total(nll.tolist()), kl.cpu().numpy(), same.cpu().numpy()))
+            baseline = logits_parts(model, ids_BT.to(device))
+        found: list[list[tuple[torch.Tensor, ...]]] = [[] for _ in ids_BT]
+        for (part, logits_BTV), (_, baseline_BTV) in zip(own, baseline, strict=True):
+            rows = zip(found, logits_BTV, baseline_BTV, targets(ids_BT, part, logits_BTV), strict=True)
+            for window, logits_TV, baseline_TV, targets_T in rows:
+                n = len(targets_T)
+                window.append(tuple(x.cpu() for x in token_divergence(logits_TV[:n], baseline_TV[:n], targets_T)))
         ticker.advance(len(ids_BT))
-        return found
+        columns = [[torch.cat(parts) for parts in zip(*window, strict=True)] for window in found]
+        return [(total(nll.tolist()), kl.numpy(), same.numpy()) for nll, kl, same in columns]
 
     batches = processes.map(compared, window_batches(windows, window_batch))
     ticker.finish()

@@ -1,7 +1,8 @@
 """Perplexity: fp32 cross-entropy over `window - 1` positions of each window, exp of the mean over all tokens.
 
 B windows, T positions, V vocabulary. Logits stay in the model's dtype; only a chunk of positions at a time is widened
-to fp32, so memory grows with one batch of windows, not with the text.
+to fp32, and of a long window only a part has logits at a time; so memory grows neither with the text nor, beyond the
+model's own, with T * V.
 """
 
 import math
@@ -14,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional
 
+from fc_eval.evaluate.logits import input_device, logits_parts, targets
 from fc_eval.evaluate.processes import ALONE, Processes
 from fc_eval.evaluate.progress import Progress, Ticker
 from fc_eval.evaluate.windows import Windows
@@ -39,21 +41,9 @@ class Losses:
         return {"perplexity": perplexity, "nll": nll, "tokens": tokens, "windows": len(self.tokens)}
 
 
-def input_device(model: torch.nn.Module) -> torch.device:
-    """Where the token ids go: the embedding's device, or the CPU where offloading keeps the weights elsewhere."""
-    device: torch.device = next(model.parameters()).device
-    return torch.device("cpu") if device.type == "meta" else device
-
-
 def window_batches(windows: Windows, batch: int) -> list[torch.Tensor]:
     """Token ids [B, T] int64 on the CPU, `batch` windows at a time."""
     return [torch.from_numpy(windows.ids[start : start + batch]) for start in range(0, len(windows.ids), batch)]
-
-
-def logits_of(model: torch.nn.Module, ids_BT: torch.Tensor) -> torch.Tensor:
-    """Logits [B, T, V] in the model's dtype, without a key/value cache."""
-    logits: torch.Tensor = model(input_ids=ids_BT, use_cache=False).logits
-    return logits
 
 
 def chunks(logits_TV: torch.Tensor) -> Iterator[slice]:
@@ -106,11 +96,12 @@ def window_losses(
 
     @torch.inference_mode()
     def losses_of(ids_BT: torch.Tensor) -> list[float]:
-        logits_BTV = logits_of(model, ids_BT.to(device))
-        pairs = zip(logits_BTV, ids_BT.to(logits_BTV.device), strict=True)
-        found = [total(token_nll(logits_TV[:-1], ids_T[1:]).tolist()) for logits_TV, ids_T in pairs]
+        nll: list[list[float]] = [[] for _ in ids_BT]
+        for part, logits_BTV in logits_parts(model, ids_BT.to(device)):
+            for window, logits_TV, targets_T in zip(nll, logits_BTV, targets(ids_BT, part, logits_BTV), strict=True):
+                window += token_nll(logits_TV[: len(targets_T)], targets_T).tolist()
         ticker.advance(len(ids_BT))
-        return found
+        return [total(window) for window in nll]
 
     batches = processes.map(losses_of, window_batches(windows, window_batch))
     ticker.finish()

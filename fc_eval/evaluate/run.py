@@ -1,4 +1,4 @@
-"""One evaluation of one model: perplexity, divergence or an lm-eval task, as one kind of result."""
+"""One evaluation of one model: perplexity, divergence, layer errors or an lm-eval task, as one kind of result."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,10 +9,12 @@ import numpy.typing as npt
 
 from fc_eval.errors import FcEvalError
 from fc_eval.evaluate.divergence import AsBaseline, window_divergences
+from fc_eval.evaluate.layer_error import Probe, layer_errors
+from fc_eval.evaluate.logits import check_context
 from fc_eval.evaluate.perplexity import window_losses
 from fc_eval.evaluate.processes import ALONE, Processes
 from fc_eval.evaluate.progress import Progress
-from fc_eval.evaluate.spec import EvalSpec, PerplexitySpec, TaskSpec
+from fc_eval.evaluate.spec import EvalSpec, LayerErrorSpec, PerplexitySpec, TaskSpec
 from fc_eval.evaluate.windows import build_windows
 
 
@@ -22,11 +24,13 @@ class EvalResult:
 
     Attributes:
         metrics: perplexity: `perplexity`, `nll` (nats per token), `tokens`, `windows`, and with divergence `kl_mean`,
-            `kl_p95`, `kl_max` (nats), `same_top1`; a task: lm-eval's metrics by plain name, such as `acc_norm`.
+            `kl_p95`, `kl_max` (nats), `same_top1`; layer errors: `mse` and `relative_error` by kind of layer, mode and
+            part; a task: lm-eval's metrics by plain name, such as `acc_norm`.
         samples: windows or documents.
         partial: whether a limit left some out.
         arrays: perplexity only, by window: `nll_sum`, `tokens`, `cluster`, with divergence `kl_mean`, `same_top1`.
         rows: tasks only: one JSON-ready mapping per document.
+        layers: layer errors only: one JSON-ready mapping per layer, mode and part.
         protocol: what was evaluated, JSON-ready: data, windows or task version, BOS, hash of all token ids.
     """
 
@@ -36,6 +40,7 @@ class EvalResult:
     arrays: dict[str, npt.NDArray[Any]] | None
     rows: list[dict[str, Any]] | None
     protocol: dict[str, Any]
+    layers: tuple[dict[str, Any], ...] | None = None
 
 
 def evaluate(
@@ -48,6 +53,7 @@ def evaluate(
     batch_size: int = 8,
     window_batch: int = 1,
     as_baseline: AsBaseline | None = None,
+    probe: Probe | None = None,
     progress: Progress | None = None,
     processes: Processes = ALONE,
 ) -> EvalResult:
@@ -63,7 +69,8 @@ def evaluate(
         batch_size: requests per forward pass of a task.
         window_batch: windows per forward pass of a perplexity.
         as_baseline: makes a context in which the same model computes as the baseline; asks for divergence as well.
-            Tasks have no use for it.
+            Only perplexity has a use for it.
+        probe: watches the model's layers; layer errors need it.
         progress: called with (done, total) after each batch.
         processes: those that share the batches, each with a model of its own; all of them get the whole result.
 
@@ -71,7 +78,11 @@ def evaluate(
         FcEvalError: data or task missing, too short a text, no BOS token where one is asked for.
     """
     root = Path(data_root) if data_root is not None else None
-    if isinstance(spec, PerplexitySpec):
+    if isinstance(spec, LayerErrorSpec):
+        if probe is None:
+            raise FcEvalError(f"evaluation {spec.name!r} of kind layer_error needs a model whose layers can be watched")
+        result = _layers(model, tokenizer, spec, root, add_bos_token, window_batch, probe, progress, processes)
+    elif isinstance(spec, PerplexitySpec):
         result = _perplexity(
             model, tokenizer, spec, root, add_bos_token, window_batch, as_baseline, progress, processes
         )
@@ -93,12 +104,7 @@ def _perplexity(
     progress: Progress | None,
     processes: Processes,
 ) -> EvalResult:
-    longest = getattr(model.config, "max_position_embeddings", None)
-    if longest is not None and spec.window_tokens > longest:
-        raise FcEvalError(
-            f"window_tokens={spec.window_tokens} of evaluation {spec.name!r} is longer than this model's context: "
-            f"set it to at most {longest}"
-        )
+    check_context(model, spec)
     windows = build_windows(spec, tokenizer, data_root=root, add_bos_token=add_bos_token)
     if as_baseline is None:
         losses = window_losses(model, windows, window_batch=window_batch, progress=progress, processes=processes)
@@ -112,6 +118,32 @@ def _perplexity(
     arrays = {"nll_sum": losses.nll_sum, "tokens": losses.tokens, "cluster": windows.clusters, **divergence}
     protocol = {**windows.protocol, "window_batch": window_batch}
     return EvalResult(metrics, len(windows.ids), not windows.complete, arrays, None, protocol)
+
+
+def _layers(
+    model: Any,
+    tokenizer: Any,
+    spec: LayerErrorSpec,
+    root: Path | None,
+    add_bos_token: bool,
+    window_batch: int,
+    probe: Probe,
+    progress: Progress | None,
+    processes: Processes,
+) -> EvalResult:
+    check_context(model, spec)
+    windows = build_windows(spec, tokenizer, data_root=root, add_bos_token=add_bos_token)
+    found = layer_errors(
+        model,
+        windows,
+        probe,
+        stages=spec.stages,
+        window_batch=window_batch,
+        progress=progress,
+        processes=processes,
+    )
+    protocol = {**windows.protocol, "window_batch": window_batch, "stages": spec.stages, "notes": list(probe.notes)}
+    return EvalResult(found.metrics(), found.windows, not windows.complete, None, None, protocol, found.rows)
 
 
 def _task(

@@ -19,7 +19,7 @@ from fc_eval.evaluate.data import (
     task_file,
 )
 from fc_eval.evaluate.definitions import Definition, tasks_named, tasks_of_file
-from fc_eval.evaluate.spec import EvalSpec, PerplexitySpec
+from fc_eval.evaluate.spec import EvalSpec, WindowSpec
 
 # Names that `datasets` takes for a reader of files rather than for a data set.
 READERS = ("arrow", "csv", "hdf5", "json", "pandas", "parquet", "sql", "text", "webdataset", "xml")
@@ -60,11 +60,11 @@ def sources(spec: EvalSpec, root: Path | None) -> Sources:
         FcEvalError: a file, a config or a split is missing, or lm-eval has no such task.
     """
     own = Sources(tuple(embedded_files(spec)))
-    if isinstance(spec, PerplexitySpec) and spec.path is not None:
+    if isinstance(spec, WindowSpec) and spec.path is not None:
         own = Sources((local_text(spec.path),))
     known = refs(spec)
     if known is None:
-        assert not isinstance(spec, PerplexitySpec)
+        assert not isinstance(spec, WindowSpec)
         is_file = spec.task.endswith((".yaml", ".yml"))
         tasks = tasks_of_file(task_file(spec.task)) if is_file else tasks_named(spec.task)
         return joined(_task(task, root) for task in tasks)

@@ -1,4 +1,4 @@
-"""What one evaluation is, as frozen data: `PerplexitySpec` and `TaskSpec`. No tensors, no data sets."""
+"""What one evaluation is, as frozen data: a `WindowSpec` over a text, or a `TaskSpec`. No tensors, no data sets."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -10,6 +10,9 @@ from fc_eval.errors import FcEvalError, unknown
 
 # The perplexity protocols of docs and papers; `windows.py` says how each cuts its text.
 PROTOCOLS = ("wikitext2", "c4", "c4_new", "text")
+
+# What the papers use; a text that is cut into others says so in its label.
+WINDOW_TOKENS = 2048
 
 # Names become file names in a run folder (windows_NAME.npz, samples_NAME.jsonl).
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
@@ -29,13 +32,13 @@ def _check_count(name: str, key: str, value: Any, least: int, optional: bool = F
 
 
 @dataclass(frozen=True)
-class PerplexitySpec:
-    """Perplexity over windows of fixed length.
+class WindowSpec:
+    """Windows of fixed length over a text: what perplexity and layer errors have in common.
 
     Attributes:
         name: its name in records and reports.
         protocol: one of `PROTOCOLS`.
-        window_tokens: tokens per window; one fewer is predicted.
+        window_tokens: tokens per window.
         path: `text` only: a local UTF-8 file, None for the embedded text.
         limit: at most so many windows, None for all of the protocol.
 
@@ -43,11 +46,11 @@ class PerplexitySpec:
         FcEvalError: a value that is not possible.
     """
 
-    kind: ClassVar[str] = "perplexity"
+    kind: ClassVar[str]
 
     name: str
     protocol: str
-    window_tokens: int = 2048
+    window_tokens: int = WINDOW_TOKENS
     path: str | None = None
     limit: int | None = None
 
@@ -61,6 +64,32 @@ class PerplexitySpec:
             raise FcEvalError(f"path={self.path!r} of evaluation {self.name!r}: expected text, or null")
         if self.path is not None and self.protocol != "text":
             raise FcEvalError(f"path={self.path!r} of evaluation {self.name!r}: only the protocol 'text' reads a file")
+
+
+@dataclass(frozen=True)
+class PerplexitySpec(WindowSpec):
+    """Perplexity: of each window, all tokens but the first are predicted."""
+
+    kind: ClassVar[str] = "perplexity"
+
+
+@dataclass(frozen=True)
+class LayerErrorSpec(WindowSpec):
+    """What quantized communication does to the output of each row-parallel layer.
+
+    Attributes:
+        stages: also lets each stage of the all-reduce quantize alone through the whole model, which takes a forward
+            pass more for each.
+    """
+
+    kind: ClassVar[str] = "layer_error"
+
+    stages: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.stages, bool):
+            raise FcEvalError(f"stages={self.stages!r} of evaluation {self.name!r}: expected true or false")
 
 
 @dataclass(frozen=True)
@@ -92,12 +121,14 @@ class TaskSpec:
         _check_count(self.name, "limit", self.limit, 1, optional=True)
 
 
-EvalSpec = PerplexitySpec | TaskSpec
-KINDS: dict[str, type[PerplexitySpec] | type[TaskSpec]] = {kind.kind: kind for kind in (PerplexitySpec, TaskSpec)}
+EvalSpec = PerplexitySpec | LayerErrorSpec | TaskSpec
+KINDS: dict[str, type[PerplexitySpec] | type[LayerErrorSpec] | type[TaskSpec]] = {
+    kind.kind: kind for kind in (PerplexitySpec, LayerErrorSpec, TaskSpec)
+}
 
 
 def parse_spec(name: str, entry: Mapping[str, Any]) -> EvalSpec:
-    """Reads one entry of `eval.runs`: `{kind: perplexity | task, ...}` with the fields of the spec.
+    """Reads one entry of `eval.runs`: `{kind: perplexity | layer_error | task, ...}` with the fields of the spec.
 
     Raises:
         FcEvalError: an unknown kind or key (with the nearest names), a missing key, an impossible value.
@@ -112,7 +143,7 @@ def parse_spec(name: str, entry: Mapping[str, Any]) -> EvalSpec:
     for key in values:
         if key not in known:
             raise unknown(f"key of evaluation {name!r}:", str(key), known)
-    required = "protocol" if kind == "perplexity" else "task"
+    required = "protocol" if issubclass(KINDS[kind], WindowSpec) else "task"
     if required not in values:
         raise FcEvalError(f"evaluation {name!r} of kind {kind!r} lacks its {required!r}")
     return KINDS[kind](name, **values)

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from fc_eval.errors import FcEvalError
 from fc_eval.evaluate.data import PROTOCOL_DATA, local_text
 from fc_eval.evaluate.loading import Column, load_column
-from fc_eval.evaluate.spec import PerplexitySpec
+from fc_eval.evaluate.spec import WINDOW_TOKENS, WindowSpec
 
 C4_WINDOWS = 256
 C4_NEW_DOCUMENTS = 1100
@@ -34,7 +34,7 @@ MAX_DRAWS = 100_000
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows of one perplexity evaluation.
+    """The windows of one evaluation.
 
     Attributes:
         ids: int64 [n, window].
@@ -82,8 +82,8 @@ def ids_sha256(sequences: Iterable[Iterable[int]]) -> str:
     return digest.hexdigest()
 
 
-def build_windows(spec: PerplexitySpec, tokenizer: Any, *, data_root: Path | None, add_bos_token: bool) -> Windows:
-    """Reads, tokenizes and cuts the text of one perplexity evaluation.
+def build_windows(spec: WindowSpec, tokenizer: Any, *, data_root: Path | None, add_bos_token: bool) -> Windows:
+    """Reads, tokenizes and cuts the text of one evaluation over windows.
 
     Raises:
         FcEvalError: data missing or unreadable, a tokenizer without BOS when one is asked for, or too short a text.
@@ -123,9 +123,11 @@ def build_windows(spec: PerplexitySpec, tokenizer: Any, *, data_root: Path | Non
         ids = np.array(tokens[: count * spec.window_tokens], dtype=np.int64).reshape(count, spec.window_tokens)
         clusters = np.arange(count)
 
+    is_usual = spec.protocol == "text" or spec.window_tokens == WINDOW_TOKENS
     protocol = {
         "protocol": spec.protocol,
-        "label": label,
+        # Windows of another length give another number than the papers', and than a neighbouring column's.
+        "label": label if is_usual else f"{label}, {spec.window_tokens} tokens",
         **column.origin,
         "window_tokens": spec.window_tokens,
         "windows": len(ids),
@@ -160,7 +162,7 @@ def _text(path: str | None) -> Column:
 
 
 def _crops(
-    documents: list[str], tokenizer: Any, spec: PerplexitySpec, add_bos_token: bool
+    documents: list[str], tokenizer: Any, spec: WindowSpec, add_bos_token: bool
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """C4 of GPTQ: draws a document until one is longer than the window, then an offset; its own generator, seed 0.
 

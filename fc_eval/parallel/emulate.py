@@ -1,6 +1,6 @@
 """Tensor parallelism on one device: every row-parallel layer of a model communicates; everything else runs as it is."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +23,11 @@ from fc_eval.parallel.sites import find_decoder
 from fc_eval.parallel.split import Split, find_split
 from fc_eval.parallel.stand_in import StandIn
 from fc_eval.parallel.stats import CommStats, Counts, Tally, merged, on_cpu, summarize
+
+# One layer's all-reduce: the partial sums [W, T, H] of a site to its values [T, H].
+Reduce = Callable[[Site, torch.Tensor], torch.Tensor]
+# The same, told how the attachment would do it.
+Between = Callable[[Site, torch.Tensor, Reduce], torch.Tensor]
 
 
 @dataclass
@@ -51,6 +56,7 @@ class Attachment:
         self.split, self.sites, self.world_size = split, split.sites, split.world_size
         self._targets = {site.name: plain_linear(model, site.name) for site in self.sites}
         self._codecs: dict[tuple[str, Comm, torch.dtype, torch.device], tuple[Codec, str]] = {}
+        self._between: Between | None = None
         self._arm = self._make_arm(comm, codec)
 
     @property
@@ -84,6 +90,28 @@ class Attachment:
             yield
         finally:
             self._arm = arm
+
+    @contextmanager
+    def reducing(self, between: Between) -> Iterator[None]:
+        """Lets `between` stand between the layers and their all-reduce for the length of a block, to watch or replace.
+
+        Args:
+            between: given the site, its partial sums [W, T, H], and this attachment's own all-reduce, which counts its
+                calls; returns what the layer goes on with, [T, H].
+        """
+        before, self._between = self._between, between
+        try:
+            yield
+        finally:
+            self._between = before
+
+    def codec_of(self, comm: Comm, like: torch.Tensor) -> Codec:
+        """The codec that encodes tensors of this dtype and device for a comm.
+
+        Raises:
+            FcEvalError: a format that the codec does not cover.
+        """
+        return self._codec(self._arm.codec, comm, like.dtype, like.device)
 
     def reset_stats(self) -> None:
         """Forgets all counts."""
@@ -144,6 +172,11 @@ class Attachment:
         return self._codecs[key][0]
 
     def _reduce(self, site: Site, partials_WTH: torch.Tensor) -> torch.Tensor:
+        if self._between is None:
+            return self._all_reduce(site, partials_WTH)
+        return self._between(site, partials_WTH, self._all_reduce)
+
+    def _all_reduce(self, site: Site, partials_WTH: torch.Tensor) -> torch.Tensor:
         comm = self._arm.comms[site.name]
         codec = self._codec(self._arm.codec, comm, partials_WTH.dtype, partials_WTH.device)
         reduced = all_reduce(partials_WTH, comm, codec)

@@ -123,7 +123,7 @@ class RankAttachment(Attachment):
         parts = [replace(site, in_features=site.in_features // self.world_size) for site in self.sites]
         return [RowParallelForward(self._targets[part.name], part, 1, self._reduce) for part in parts]
 
-    def _reduce(self, site: Site, partials_WTH: torch.Tensor) -> torch.Tensor:
+    def _all_reduce(self, site: Site, partials_WTH: torch.Tensor) -> torch.Tensor:
         (partial_TH,) = partials_WTH  # this rank's own
         comm = self._arm.comms[site.name]
         codec = self._codec(self._arm.codec, comm, partial_TH.dtype, partial_TH.device)

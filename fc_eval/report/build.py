@@ -7,6 +7,7 @@ from pathlib import Path
 from fc_eval.errors import FcEvalError
 from fc_eval.experiment import Experiment
 from fc_eval.report.html import page_html
+from fc_eval.report.layers import layers_frame
 from fc_eval.report.markdown import page_markdown
 from fc_eval.report.page import make_page
 from fc_eval.results.compare import pair_runs
@@ -44,7 +45,9 @@ def build_report(
     include_partial: bool = True,
     experiments: Sequence[Experiment] = (),
 ) -> Report:
-    """Writes `report.html`, `report.md`, `results.csv` and `plots/`; the same runs give the same bytes.
+    """Writes `report.html`, `report.md`, `results.csv`, `plots/` and, where layer errors were measured, `layers.csv`.
+
+    The same runs give the same bytes.
 
     Args:
         run_dirs: one or several folders of runs.
@@ -77,6 +80,11 @@ def build_report(
         (out / "report.html").write_text(page_html(page), encoding="utf-8")
         (out / "report.md").write_text(page_markdown(page), encoding="utf-8")
         pairs_table(pairs).to_csv(out / "results.csv", index=False, lineterminator="\n")
+        layers = layers_frame([pair.record for pair in pairs])
+        if layers is None:
+            (out / "layers.csv").unlink(missing_ok=True)  # of an older report
+        else:
+            layers.to_csv(out / "layers.csv", index=False, lineterminator="\n")
         plots = [path for plot in page.plots for path in plot.save(out / "plots")]
     except OSError as error:
         raise FcEvalError(

@@ -96,7 +96,7 @@ class Group:
 
 def describe_samples(info: EvalInfo) -> str:
     """'c4 (subset): 256 windows', with '(partial)' where these are not all."""
-    unit = ("window" if info.kind == "perplexity" else "question") + ("" if info.samples == 1 else "s")
+    unit = ("question" if info.kind == "task" else "window") + ("" if info.samples == 1 else "s")
     return f"{info.label}: {info.samples:,} {unit}" + (" (partial)" if info.partial else "")
 
 

@@ -54,6 +54,18 @@ def guide(groups: Sequence[Group]) -> tuple[tuple[str, str], ...]:
                 "not that none can.",
             )
         )
+    if "layer_error" in kinds:
+        entries.append(
+            (
+                "layer error",
+                "What quantization does to one layer's all-reduce. Isolated: the layer is given what the baseline "
+                "computes. Accumulated: the quantized model's output beside the baseline's at the same positions. "
+                "Before reduce-scatter: each rank's partial sum as it is sent; before all-gather: the sum. MSE: mean "
+                "square error; relative error: norm of the error / norm of the signal; SQNR: the same squared, in dB, "
+                "'exact' where nothing is lost. Saturated: clamping, not rounding, decided the code. Zero-range: all "
+                "elements of the group are equal (asymmetric) or zero.",
+            )
+        )
     if "kl_mean" in metrics:
         entries.append(
             (

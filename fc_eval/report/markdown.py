@@ -55,6 +55,8 @@ def page_markdown(page: Page) -> str:
         parts += _experiment(experiment)
     for section in page.sections:
         parts += [f"## {section.title}", f"{section.samples}.", markdown_table(section.summary), *section.notes]
+        for title, table in section.layers:
+            parts += [f"**{title}**", markdown_table(table)]
         parts += [_image(plot) for plot in section.plots]
         parts.append("### All numbers")
         for title, table in section.details:

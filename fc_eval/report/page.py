@@ -10,9 +10,12 @@ from fc_eval.report.experiments import ExperimentSection, experiment_section
 from fc_eval.report.figure import Plot
 from fc_eval.report.groups import Group, group_pairs
 from fc_eval.report.guide import guide
+from fc_eval.report.layers import by_layer_tables, layer_tables
 from fc_eval.report.plot_bits import bits_plots
+from fc_eval.report.plot_context import context_plots
 from fc_eval.report.plot_deltas import forest_plots
 from fc_eval.report.plot_grid import grid_plots
+from fc_eval.report.plot_layers import layer_plots
 from fc_eval.report.plot_tp import tp_plots
 from fc_eval.report.provenance import environments_table, protocols_table, runs_table
 from fc_eval.report.tables import Table, accuracy_note, summary_table, words
@@ -23,15 +26,20 @@ from fc_eval.results.state import Problem
 TITLE = "Quantized tensor-parallel all-reduce: accuracy and bits"
 
 
+# What a section shows, in this order.
+_PLOTS = (bits_plots, grid_plots, context_plots, layer_plots, forest_plots)
+
+
 @dataclass(frozen=True)
 class Section:
-    """One group of runs: heading, what was measured, remarks, tables and plots."""
+    """One group of runs: heading, what was measured, remarks, tables and plots; `layers` are layer errors by run."""
 
     title: str
     anchor: str
     samples: str
     notes: tuple[str, ...]
     summary: Table
+    layers: tuple[tuple[str, Table], ...]
     details: tuple[tuple[str, Table], ...]
     plots: tuple[Plot, ...]
 
@@ -104,8 +112,9 @@ def _section(group: Group, models: Mapping[str, tuple[str, ...]]) -> Section:
         samples=group.samples,
         notes=tuple(dict.fromkeys(filter(None, notes))),
         summary=summary_table(group),
-        details=tuple(detail_tables(group)),
-        plots=(*bits_plots(group), *grid_plots(group), *forest_plots(group)),
+        layers=tuple(layer_tables(group)),
+        details=(*detail_tables(group), *by_layer_tables(group)),
+        plots=tuple(plot for plots in _PLOTS for plot in plots(group)),
     )
 
 

@@ -43,6 +43,8 @@ def compare_runs(record: RunRecord, baseline: RunRecord) -> list[Delta]:
     _same_setting(record, baseline)
     deltas = []
     for name, info in record.evals.items():
+        if info.kind == "layer_error":
+            continue  # a difference from the baseline already, of layers and not of a number
         if name not in baseline.evals:
             deltas += alone(record, name)
         elif info.kind == "perplexity":

@@ -80,6 +80,8 @@ def metrics_of(record: RunRecord, name: str) -> list[str]:
     numbers = record.results[name]
     if record.evals[name].kind == "perplexity":
         return [metric for metric in _WINDOW_METRICS if metric in numbers]
+    if record.evals[name].kind == "layer_error":
+        return []  # these are tables over layers
     return [metric for metric in numbers if not metric.partition(",")[0].endswith("_stderr")]
 
 

@@ -13,6 +13,7 @@ from typing import Any, get_type_hints
 
 from fc_eval.errors import FcEvalError, os_error
 from fc_eval.results.files import AGAIN
+from fc_eval.results.layers import Layers
 from fc_eval.results.samples import Samples, Windows, read_checked
 from fc_eval.results.state import Problem, is_run, read_schema, unfinished
 from fc_eval.results.store import RunFolder
@@ -60,7 +61,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class EvalInfo:
-    """One evaluation: kind 'perplexity' or 'task', the label for tables, samples taken, and whether these are all."""
+    """One evaluation: its kind (see `fc_eval.evaluate.spec`), the label for tables, samples taken, and whether all."""
 
     kind: str
     label: str
@@ -89,6 +90,7 @@ class RunRecord:
     config: Mapping[str, Any]
     windows: Mapping[str, Windows] = field(default_factory=dict)
     samples: Mapping[str, Samples] = field(default_factory=dict)
+    layers: Mapping[str, Layers] = field(default_factory=dict)
 
     @property
     def is_baseline(self) -> bool:
@@ -212,6 +214,7 @@ def _record(path: Path, result: Mapping[str, Any]) -> RunRecord:
             config=config,
             windows={name: found for name, found in measured.items() if isinstance(found, Windows)},
             samples={name: found for name, found in measured.items() if isinstance(found, Samples)},
+            layers={name: found for name, found in measured.items() if isinstance(found, Layers)},
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, FcEvalError):

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from fc_eval.errors import FcEvalError
 from fc_eval.results.files import AGAIN, read
+from fc_eval.results.layers import Layers, read_layers
 
 GZIP_MAGIC = b"\x1f\x8b"
 
@@ -55,6 +56,9 @@ class Samples:
 
     doc_hash: tuple[str, ...]
     metrics: Mapping[str, npt.NDArray[np.float64]]
+
+
+Measured = Windows | Layers | Samples
 
 
 def read_windows(folder: Path, name: str) -> Windows:
@@ -124,19 +128,25 @@ def _samples(file: str, data: bytes) -> Samples:
     return Samples(tuple(doc_hash for _, doc_hash, _ in sorted(documents)), metrics)
 
 
-def read_checked(folder: Path, name: str, kind: str, samples: int, metrics: Mapping[str, float]) -> Windows | Samples:
-    """The windows or questions of an evaluation, which must be as many as it says and give the numbers that it says.
+def read_checked(folder: Path, name: str, kind: str, samples: int, metrics: Mapping[str, float]) -> Measured:
+    """What an evaluation kept, which must be as much as it says and give the numbers that it says.
 
     Args:
         folder: the run folder.
         name: of the evaluation.
-        kind: 'perplexity' or 'task'.
+        kind: 'perplexity', 'layer_error' or 'task'.
         samples: how many windows or questions there should be.
         metrics: what was computed from them.
 
     Raises:
         FcEvalError: a file is missing, does not read, or belongs to other numbers.
     """
+    if kind == "layer_error":
+        layers = read_layers(folder, name)
+        _complete(name, samples, int(metrics.get("windows", math.nan)))
+        for metric, value in layers.totals().items():
+            _agree(f"{name} {metric}", metrics.get(metric, math.nan), value, 1e-9)
+        return layers
     if kind == "perplexity":
         windows = read_windows(folder, name)
         _complete(name, samples, len(windows.tokens))

@@ -1,7 +1,7 @@
 """Run folders on disk: written atomically, locked while they run, never half there.
 
     RUNS/<name>-<fingerprint>/   config.yaml  status.json  log.txt  result.json
-                                 evals/<eval>.json  windows_<eval>.npz  samples_<task>.jsonl
+                                 evals/<eval>.json  windows_<eval>.npz  samples_<task>.jsonl  layers_<eval>.csv
     RUNS/.locks/<fingerprint>.lock
 
 An evaluation's files appear as soon as it is done, so a run that dies in the third of four keeps the first two.
@@ -14,7 +14,7 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ from filelock import FileLock, Timeout
 
 from fc_eval.errors import FcEvalError, os_error, os_reason
 from fc_eval.results.files import AGAIN, read_json, read_yaml, write_atomic, write_json
+from fc_eval.results.layers import layers_csv
 
 SCHEMA = 1
 # A supervisor writes a heartbeat this often; a folder left `running` whose heartbeat is older by far has no one.
@@ -100,8 +101,9 @@ class RunFolder:
         summary: dict[str, Any],
         arrays: dict[str, npt.NDArray[Any]] | None,
         rows: Iterable[dict[str, Any]] | None,
+        layers: Iterable[Mapping[str, Any]] | None = None,
     ) -> None:
-        """Keeps one finished evaluation: its arrays or rows first, its summary last, which marks it as complete."""
+        """Keeps one finished evaluation: arrays, rows or layers first, its summary last, which marks it as complete."""
         if arrays is not None:
             buffer = io.BytesIO()
             np.savez_compressed(buffer, allow_pickle=False, **arrays)
@@ -109,12 +111,14 @@ class RunFolder:
         if rows is not None:
             lines = "".join(json.dumps(row, sort_keys=True, default=float) + "\n" for row in rows)
             write_atomic(self.path / f"samples_{name}.jsonl", lines.encode())
+        if layers is not None:
+            write_atomic(self.path / f"layers_{name}.csv", layers_csv(layers))
         write_json(self.path / "evals" / f"{name}.json", summary)
 
     def discard_results(self) -> None:
         """Removes every number of the run; its configuration, status and log stay."""
         shutil.rmtree(self.path / "evals", ignore_errors=True)
-        for pattern in ("result.json", "windows_*.npz", "samples_*.jsonl"):
+        for pattern in ("result.json", "windows_*.npz", "samples_*.jsonl", "layers_*.csv"):
             for file in self.path.glob(pattern):
                 file.unlink()
 
