@@ -13,6 +13,7 @@ usage: fc-eval COMMAND ...
 
   run [-m] [GROUP=NAME] [KEY=VALUE] ...   evaluate a model under a comm; -m makes a sweep of comma-separated values
   report RUNS ... --out DIR               tables, plots and one HTML page from run folders; --experiment NAME|all
+  allocate RUNS ... --budget SHARE        the cheapest format for each layer within a loss budget, from layer errors
   compare BASE RUN                        paired comparison of two runs, RUN - BASE
   formats [--tokens T] [--hidden H]       every wire format, its bits, and which codec covers it
   bench NAME [KEY=VALUE] ...              how fast the codecs are; what emulating communication costs
@@ -41,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     handlers = {
         "run": _run,
         "report": _report,
+        "allocate": _allocate,
         "compare": _compare,
         "formats": _formats,
         "bench": _bench,
@@ -90,6 +92,24 @@ def _report(rest: list[str]) -> int:
     names = options("experiment") if "all" in given.experiment else dict.fromkeys(given.experiment)
     report = build_report(given.runs, given.out, experiments=[experiment(name) for name in names])
     print(report.summary)
+    return 0
+
+
+def _allocate(rest: list[str]) -> int:
+    from fc_eval.allocate import run_allocate
+
+    parser = argparse.ArgumentParser(
+        prog="fc-eval allocate",
+        description="From runs of several comms with eval=[wikitext2,layer_error] to a policy: the cheapest format for "
+        "each layer whose predicted loss stays within the budget.",
+    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUNS", help="folders that `fc-eval run out=RUNS` wrote")
+    parser.add_argument("--budget", type=float, required=True, metavar="SHARE", help="0.01: 1 %% more perplexity")
+    parser.add_argument("--by", choices=("bits", "bytes"), default="bits", help="what is saved (default: bits)")
+    parser.add_argument("--eval", metavar="NAME", help="the perplexity that counts (default: the first one)")
+    parser.add_argument("--out", type=Path, default=Path("allocated.yaml"), metavar="FILE", help="the policy file")
+    given = parser.parse_args(rest)
+    print(run_allocate(given.runs, given.budget, given.by, given.eval, given.out))
     return 0
 
 

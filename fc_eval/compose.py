@@ -10,9 +10,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import hydra
+import yaml
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -22,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fc_eval.comm_config import named_comm
 from fc_eval.config import CUSTOM, RunConfig
-from fc_eval.errors import FcEvalError, unknown
+from fc_eval.errors import FcEvalError, os_error, unknown
 from fc_eval.experiment import experiment
 from fc_eval.presets import SINGLE, conf_dir, options, preset
 from fc_eval.report.command import override_text
@@ -114,12 +116,15 @@ def _compose(
     """
     lines: list[str] = []
     comm: dict[str, Any] | None = None
+    policy_file: str | None = None
     for override in parser.parse_overrides(overrides):
         _check_group(override)
         value = override.value()
         if override.key_or_group == "comm" and isinstance(value, str) and value not in options("comm"):
             comm = asdict(named_comm(value))  # a name of its own, such as int4-g32-sym: any preset has the same keys
             lines.append("comm=int4")
+        elif override.key_or_group == "policy" and isinstance(value, str) and value.endswith((".yaml", ".yml")):
+            policy_file = value
         else:
             lines.append(str(override.input_line))
     key = tuple(lines)
@@ -131,11 +136,23 @@ def _compose(
     if comm is not None:
         own = {line.partition("=")[0].lstrip("+") for line in lines}
         tree["comm"] |= {key: value for key, value in comm.items() if f"comm.{key}" not in own}
+    if policy_file is not None:
+        tree["policy"] = _policy_file(policy_file)
     policy = tree.get("policy")
     if isinstance(policy, dict) and (name := policy.get("name")) in options("policy"):
         rules = preset("policy", name)["rules"]
         policy["name"] = name if policy.get("rules") == rules else CUSTOM  # a name stands for its preset's rules only
     return tree
+
+
+def _policy_file(path: str) -> Any:
+    """A policy of the user's own, as `fc-eval allocate` writes them."""
+    try:
+        return yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
+    except OSError as error:
+        raise os_error(error, Path(path)) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise FcEvalError(f"policy file {path!r} is no YAML ({' '.join(str(error).split())[:120]})") from None
 
 
 def _check_group(override: Override) -> None:
