@@ -38,6 +38,7 @@ def eval_summary(spec: EvalSpec, result: EvalResult, stats: CommStats, seconds: 
             "effective_bits": stats.effective_bits,
             "wire_bytes_per_rank": stats.wire_bytes_per_rank,
             "qdq_rounds": stats.qdq_rounds,
+            "differing_values": stats.differing_values,
             "stages": [
                 {
                     "stage": stage.stage,
@@ -75,9 +76,11 @@ def _wire(config: RunConfig, comms: list[Mapping[str, Any]], hidden: int) -> dic
                 kept[key] += stage[key]
         kept["bytes_per_rank"] = [a + b for a, b in zip(kept["bytes_per_rank"], stage["bytes_per_rank"], strict=True)]
     comm = config.comm.build()
-    formats = [fmt for fmt in (comm.reduce, comm.gather) if fmt is not None]
     dtype = config.model.dtype
-    nominal = [nominal_bits(fmt, dtype, hidden) for fmt in formats] or [8.0 * DTYPE_BYTES[dtype]]
+    nominal = [nominal_bits(fmt, dtype, hidden) for fmt in (comm.reduce, comm.gather) if fmt is not None]
+    if comm.peer is not None:
+        nominal = [comm.peer.nominal_bits(hidden)]
+    nominal = nominal or [8.0 * DTYPE_BYTES[dtype]]
     # Without quantization a two-step all-reduce sends (W - 1) / W of the tensor in each of its two stages.
     unquantized = 2 * (config.tp - 1) * elements * DTYPE_BYTES[dtype] // config.tp
     return {
@@ -89,6 +92,7 @@ def _wire(config: RunConfig, comms: list[Mapping[str, Any]], hidden: int) -> dic
         "wire_ratio": unquantized / sent if sent else None,
         "stages": list(stages.values()),
         "qdq_rounds": max((c["qdq_rounds"] for c in comms), default=0),
+        "differing_values": sum(c.get("differing_values", 0) for c in comms),
     }
 
 
@@ -111,6 +115,7 @@ def result_of(
     nothing does not count.
     """
     comm = config.comm.build()
+    first, last = comm.peer or comm.reduce, comm.peer or comm.gather
     comms = [summary["comm"] for summary in summaries.values()]
     calls: dict[str, int] = {}
     for site, count in (item for c in comms for item in c["calls"].items()):
@@ -132,9 +137,9 @@ def result_of(
             "comm_full": comm.name,
             "label": ", ".join(filter(None, [comm.label, config.policy_label])),
             "algorithm": comm.algorithm,
-            "reduce_format": comm.reduce.name if comm.reduce else None,
-            "gather_format": comm.gather.name if comm.gather else None,
-            "group_size": comm.reduce.group_size if comm.reduce else None,
+            "reduce_format": first.name if first else None,
+            "gather_format": last.name if last else None,
+            "group_size": first.group_size if first else None,
             "policy": config.policy_name,
             "policy_rules": [list(rule) for rule in config.policy],
             "tp": config.tp,

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from fc_eval.collective.comm import ALGORITHMS, Comm, parse_comm
-from fc_eval.wire.format import parse_format, parse_group_size
+from fc_eval.collective.comm import ALGORITHMS, Comm, parse_comm, peer_format, stage_format
+from fc_eval.wire.format import parse_group_size
 
 
 @dataclass(frozen=True)
@@ -12,7 +12,7 @@ class CommConfig:
 
     Attributes:
         algorithm: a key of `fc_eval.collective.comm.ALGORITHMS`.
-        reduce: format name of the reduce stage, None for the unquantized algorithms.
+        reduce: format name of the reduce stage, None for the unquantized algorithms; for `peer` another system's.
         gather: format name of the gather stage; None means that of `reduce` where the algorithm gathers.
         group_size: overrides the group size of both stages.
         node_size: ranks per node, for `hierarchical`.
@@ -32,11 +32,13 @@ class CommConfig:
         Raises:
             FcEvalError: an unknown name or an impossible combination.
         """
-        reduce = parse_format(self.reduce) if self.reduce else None
-        gather = parse_format(self.gather) if self.gather else None
+        peer = self.algorithm in ALGORITHMS and ALGORITHMS[self.algorithm].peers
+        reduce = stage_format(self.reduce) if self.reduce and not peer else None
+        gather = stage_format(self.gather) if self.gather else None
         if gather is None and self.algorithm in ALGORITHMS and ALGORITHMS[self.algorithm].has_gather:
             gather = reduce
-        comm = Comm(self.algorithm, reduce, gather, self.node_size, self.min_tokens)
+        other = peer_format(self.reduce) if peer and self.reduce else None
+        comm = Comm(self.algorithm, reduce, gather, self.node_size, self.min_tokens, other)
         return comm if self.group_size is None else comm.with_group(parse_group_size(self.group_size))
 
 
@@ -47,6 +49,6 @@ def named_comm(name: str) -> CommConfig:
         FcEvalError: as `parse_comm`.
     """
     comm = parse_comm(name)
-    reduce, gather = (None if fmt is None else fmt.name for fmt in (comm.reduce, comm.gather))
+    reduce, gather = (None if fmt is None else fmt.name for fmt in (comm.peer or comm.reduce, comm.gather))
     gather = None if gather == reduce else gather
     return CommConfig(comm.algorithm, reduce, gather, node_size=comm.node_size, min_tokens=comm.min_tokens)

@@ -1,7 +1,9 @@
 """Mistakes that show from settings and configuration files alone, found before anything is loaded or computed."""
 
 import importlib.util
+from collections.abc import Sequence
 
+from fc_eval.collective.comm import Comm
 from fc_eval.config import RunConfig
 from fc_eval.errors import FcEvalError
 from fc_eval.models.config import Shape
@@ -16,7 +18,8 @@ def check_ahead(config: RunConfig) -> None:
 
     Raises:
         FcEvalError: W does not divide a row-parallel layer (or the heads, where they are split), a policy rule has no
-            effect, or the codec that is asked for was not built or works on another device.
+            effect, another system's all-reduce is to run between ranks or in a native codec, or the codec that is asked
+            for was not built or works on another device.
     """
     shape = known_shape(config.model)
     policy = config.build_policy()
@@ -26,6 +29,7 @@ def check_ahead(config: RunConfig) -> None:
         if config.split_plan == "full":
             _check_heads(shape, sites, config.tp)
         policy.assign(sites)
+    _check_peers(config, [policy.default, *(rule.comm for rule in policy.rules)])
     if config.codec in EXTENSIONS:
         if importlib.util.find_spec(EXTENSIONS[config.codec]) is None:
             raise FcEvalError(
@@ -35,6 +39,19 @@ def check_ahead(config: RunConfig) -> None:
         if config.codec != config.device and any(comm.is_quantized for comm in comms):
             raise FcEvalError(
                 f"codec={config.codec} works on {config.codec} tensors, but device={config.device}: use codec=auto"
+            )
+
+
+def _check_peers(config: RunConfig, comms: Sequence[Comm]) -> None:
+    """Makes sure that the all-reduce of another system runs where it is emulated."""
+    for peer in (comm.peer for comm in comms if comm.peer is not None):
+        if config.exec == "tp":
+            raise FcEvalError(
+                f"{peer.name} is the all-reduce of another system, which exists in emulation only: leave out exec=tp"
+            )
+        if config.codec not in ("auto", "reference"):
+            raise FcEvalError(
+                f"codec={config.codec} does not cover {peer.name}, the all-reduce of another system: use codec=auto"
             )
 
 

@@ -1,13 +1,15 @@
-"""`fc-eval formats`: every wire format, what a value costs in it, and which codec covers it."""
+"""`fc-eval formats`: every wire format and those of other systems, what a value costs, and which codec covers it."""
 
 from collections.abc import Sequence
 
+from fc_eval.codec.peers.table import PEERS, PeerFormat
+from fc_eval.collective.peer_rules import message_of
 from fc_eval.errors import FcEvalError
 from fc_eval.wire.format import FORMATS, parse_format
-from fc_eval.wire.layout import effective_bits, layout, nominal_bits
+from fc_eval.wire.layout import layout, nominal_bits
 
 # What is shown where no names are given: all bases, and spike reserving where it is meant to be used.
-SHOWN = (*FORMATS, "int4-sr", "int3-sr", "int2-sr", "int2-g64-sr")
+SHOWN = (*FORMATS, "int4-sr", "int3-sr", "int2-sr", "int2-g64-sr", *PEERS)
 SUFFIXES = (
     "suffixes: -g8 to -g4096 or -gtoken, -sym or -se (int), -sr (spikes), -e4m0 to -e7m0 (mx), "
     "-sbf16, -sfp16 or -sfp32, -zint16, -had (rotation, emulated only)"
@@ -18,7 +20,7 @@ def formats_table(names: Sequence[str], tokens: int, hidden: int, dtype: str) ->
     """A text table with one row per format.
 
     Args:
-        names: format names; `SHOWN` where empty.
+        names: format names, also of other systems (at W = 2, where that matters); `SHOWN` where empty.
         tokens: T, rows of the message whose effective bits are shown.
         hidden: H, columns of that message.
         dtype: 'bf16', 'fp16' or 'fp32'.
@@ -34,9 +36,12 @@ def formats_table(names: Sequence[str], tokens: int, hidden: int, dtype: str) ->
     rows = [["format", "nominal bits", f"effective bits (T={tokens}, H={hidden}, {dtype})", "wire ratio", "codecs"]]
     present = [name for name, why in codecs_available().items() if why is None]
     for name in names or SHOWN:
-        fmt = parse_format(name)
-        total = layout(fmt, tokens, hidden, dtype).total_bytes
-        bits = effective_bits(fmt, tokens, hidden, dtype) if tokens else 0.0
+        fmt = PEERS.get(name) or parse_format(name)
+        if isinstance(fmt, PeerFormat):
+            total, nominal = message_of(fmt, 2, tokens, hidden).total_bytes, fmt.nominal_bits(hidden)
+        else:
+            total, nominal = layout(fmt, tokens, hidden, dtype).total_bytes, nominal_bits(fmt, dtype, hidden)
+        bits = 8 * total / (tokens * hidden) if tokens else 0.0
         ratio = torch.finfo(DTYPES[dtype]).bits * tokens * hidden / 8 / total if total else 0.0
         covers = []
         for codec in present:
@@ -45,7 +50,6 @@ def formats_table(names: Sequence[str], tokens: int, hidden: int, dtype: str) ->
                 covers.append(codec)
             except FcEvalError:
                 pass  # a fact for the table, not a mistake
-        nominal = nominal_bits(fmt, dtype, hidden)
         rows.append([fmt.name, f"{nominal:.4g}", f"{bits:.4f}", f"{ratio:.2f}x", ", ".join(covers) or "none here"])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

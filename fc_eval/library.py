@@ -14,9 +14,9 @@ from fc_eval.codec.canonical import round_to_dtype
 from fc_eval.codec.eager import eager
 from fc_eval.codec.select import get_codec
 from fc_eval.collective.all_reduce import all_reduce as _all_reduce
-from fc_eval.collective.comm import Comm, parse_comm
+from fc_eval.collective.comm import Comm, parse_comm, stage_format
 from fc_eval.errors import FcEvalError
-from fc_eval.wire.format import WireFormat, parse_format
+from fc_eval.wire.format import WireFormat
 
 
 @eager
@@ -36,7 +36,7 @@ def encode(x: torch.Tensor, fmt: str | WireFormat, codec: str = "auto") -> torch
         FcEvalError: an unknown format or codec, a dtype or device that the codec does not cover, no last dimension or
             an empty one, or something else than a dense tensor with data.
     """
-    fmt = parse_format(fmt)
+    fmt = stage_format(fmt)
     _check_tensor("values", x)
     _check_dtype(x.dtype)
     hidden = _check_shape(x.shape)[-1]
@@ -63,7 +63,7 @@ def decode(
     Raises:
         FcEvalError: `wire` is not uint8 or has another number of bytes than the format and shape, or as in `encode`.
     """
-    fmt = parse_format(fmt)
+    fmt = stage_format(fmt)
     _check_tensor("wire bytes", wire)
     _check_dtype(dtype)
     *rows, hidden = _check_shape(shape)

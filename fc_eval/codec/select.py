@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from fc_eval.codec.base import Codec
+from fc_eval.codec.peers.table import PeerFormat
 from fc_eval.codec.reference import ReferenceCodec
 from fc_eval.errors import FcEvalError, unknown
 from fc_eval.wire.format import WireFormat
@@ -53,12 +54,20 @@ def codecs_available() -> dict[str, str | None]:
     return {name: loaded if isinstance(loaded := _load(name), str) else None for name in LOADERS}
 
 
-def _why_not(name: str, fmts: Iterable[WireFormat], dtype: torch.dtype, device: torch.device) -> Codec | str:
+def _why_not(
+    name: str, fmts: Iterable[WireFormat | PeerFormat], dtype: torch.dtype, device: torch.device
+) -> Codec | str:
     codec = _load(name)
     if isinstance(codec, str):
         return codec
-    reasons = (codec.why_not(fmt, dtype, device) for fmt in fmts)
-    return next((reason for reason in reasons if reason is not None), codec)
+    for fmt in fmts:
+        if not isinstance(fmt, PeerFormat):
+            reason = codec.why_not(fmt, dtype, device)
+        else:  # its arithmetic is PyTorch, as the reference is
+            reason = None if name == "reference" else f"{fmt.name} is another system's format, which it does not cover"
+        if reason is not None:
+            return reason
+    return codec
 
 
 def _flushes_subnormals() -> bool:
@@ -66,7 +75,7 @@ def _flushes_subnormals() -> bool:
 
 
 def get_codec(
-    name: str, fmts: Iterable[WireFormat], dtype: torch.dtype, device: torch.device | str
+    name: str, fmts: Iterable[WireFormat | PeerFormat], dtype: torch.dtype, device: torch.device | str
 ) -> tuple[Codec, str]:
     """The codec for values of `dtype` on `device` in all of the formats.
 

@@ -14,6 +14,7 @@ from fc_eval.collective.base import Reduced
 from fc_eval.collective.comm import Comm
 from fc_eval.collective.hierarchical import hierarchical
 from fc_eval.collective.one_step import one_step
+from fc_eval.collective.peer import reduce_as_peer
 from fc_eval.collective.ring import ring
 from fc_eval.collective.traffic import traffic_of
 from fc_eval.collective.two_step import two_step
@@ -47,7 +48,8 @@ def all_reduce(partials_WTH: torch.Tensor, comm: Comm, codec: Codec) -> Reduced:
     Args:
         partials_WTH: [W, T, H] in bf16, fp16 or fp32, rank r's partial sum at index r; any strides, any device.
         comm: algorithm and formats. At W = 1 all of them are the identity.
-        codec: covers `comm.formats` for this dtype and device.
+        codec: covers `comm.formats` for this dtype and device; not used for another system's all-reduce, whose
+            arithmetic is its own.
 
     Returns:
         Values [T, H] in the dtype of the partial sums (at W = 1 a view of the only one), traffic and non-finite groups.
@@ -67,6 +69,8 @@ def all_reduce(partials_WTH: torch.Tensor, comm: Comm, codec: Codec) -> Reduced:
     traffic = traffic_of(comm, world_size, tokens, hidden, DTYPE_NAMES[partials_WTH.dtype])
     if world_size == 1:
         return Reduced(partials_WTH[0], traffic, _no_groups(partials_WTH, 0))
+    if comm.peer is not None:
+        return reduce_as_peer(partials_WTH, comm.peer, traffic)
     if (fused := _fused(codec, comm, partials_WTH)) is not None:
         values, nonfinite = fused.fused_all_reduce(partials_WTH, comm)
     else:

@@ -59,11 +59,13 @@ class Reduced:
     """The result of an all-reduce.
 
     Attributes:
-        values: [T, H] in the dtype of the partial sums, the same bits on every rank.
+        values: [T, H] in the dtype of the partial sums, the same bits on every rank (but see `differing_values`).
         traffic: bytes and QDQ rounds.
         nonfinite_groups: int64 [stages], on the device: non-finite groups met in each stage, over all ranks.
+        differing_values: int64 [], on the device: values that not all ranks hold alike; None where all always do.
     """
 
     values: torch.Tensor
     traffic: Traffic
     nonfinite_groups: torch.Tensor
+    differing_values: torch.Tensor | None = None

@@ -6,22 +6,26 @@ ring:int4-g32       ring                                   int4/int8    the same
 fp32_ordered        no quantization, the baseline          plain        the framework's own all-reduce
 ring_int4           ring:int4; the presets' way to write   hierarchical_int4    hierarchical@2:int4
 int4+min64          int4 where a call has 64 tokens or more, fp32_ordered for the others
+quickreduce_q4      the all-reduce of another system with its own format and rules (emulated only), in full
+                    peer:quickreduce_q4; `fc_eval.codec.peers.table` names them
 """
 
 import re
 from dataclasses import dataclass, replace
 
+from fc_eval.codec.peers.table import PEERS, PeerFormat
 from fc_eval.errors import FcEvalError, unknown
 from fc_eval.wire.format import FORMATS, GroupSize, WireFormat, parse_format
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """What an algorithm needs: which stages quantize, and whether it is told the ranks of a node."""
+    """What an algorithm needs: which stages quantize, whether it is told the ranks of a node, whose formats it has."""
 
     quantized: bool
     has_gather: bool
     needs_node_size: bool = False
+    peers: bool = False
 
 
 ALGORITHMS: dict[str, Algorithm] = {
@@ -31,6 +35,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "hierarchical": Algorithm(quantized=True, has_gather=True, needs_node_size=True),
     "fp32_ordered": Algorithm(quantized=False, has_gather=False),
     "plain": Algorithm(quantized=False, has_gather=False),
+    "peer": Algorithm(quantized=True, has_gather=False, peers=True),
 }
 
 
@@ -44,6 +49,7 @@ class Comm:
         gather: format of the all-gather stage, None where the algorithm has no such stage.
         node_size: ranks per node (`hierarchical` only).
         min_tokens: calls of fewer tokens are left unquantized, as serving systems quantize prefill only; 0 for none.
+        peer: format of another system, which has rules of its own for all stages (`peer` only).
 
     Raises:
         FcEvalError: an unknown algorithm, or a format missing or given where the algorithm has no use for it.
@@ -54,22 +60,34 @@ class Comm:
     gather: WireFormat | None = None
     node_size: int | None = None
     min_tokens: int = 0
+    peer: PeerFormat | None = None
 
     def __post_init__(self) -> None:
         if self.algorithm not in ALGORITHMS:
             raise unknown("algorithm", self.algorithm, ALGORITHMS)
         rule = ALGORITHMS[self.algorithm]
         for stage, fmt, wanted in (
-            ("reduce", self.reduce, rule.quantized),
+            ("reduce", self.reduce, rule.quantized and not rule.peers),
             ("gather", self.gather, rule.quantized and rule.has_gather),
         ):
             if wanted and fmt is None:
                 raise FcEvalError(f"{self.algorithm} needs a {stage} format, such as 'int4'")
             if not wanted and fmt is not None:
                 why = (
-                    "does not quantize" if not rule.quantized else "sends each partial sum once and has no gather stage"
+                    "has one format of another system for all stages"
+                    if rule.peers
+                    else "does not quantize"
+                    if not rule.quantized
+                    else "sends each partial sum once and has no gather stage"
                 )
                 raise FcEvalError(f"{self.algorithm} {why}: leave out the {stage} format {fmt.name!r}")
+        if rule.peers != (self.peer is not None):
+            known = ", ".join(PEERS)
+            raise FcEvalError(
+                f"peer needs the format of another system: {known}"
+                if rule.peers
+                else f"{self.algorithm} cannot send the format of another system: leave it out, or use peer"
+            )
         if self.min_tokens < 0:
             raise FcEvalError(f"min_tokens={self.min_tokens} is not possible: expected a number of tokens, or 0")
         if self.min_tokens and not rule.quantized:
@@ -90,7 +108,7 @@ class Comm:
     @property
     def name(self) -> str:
         """Full name, which `parse_comm` reads back: 'two_step:int4-g128-asym/int8-g128-asym'."""
-        formats = [f.name for f in (self.reduce, self.gather) if f is not None]
+        formats = [f.name for f in (self.peer, self.reduce, self.gather) if f is not None]
         if len(formats) == 2 and formats[0] == formats[1]:
             formats = formats[:1]
         node = f"@{self.node_size}" if self.node_size is not None else ""
@@ -99,6 +117,8 @@ class Comm:
     @property
     def short_name(self) -> str:
         """Name without group sizes and defaults, for results: 'int4', 'int4_int8', 'one_step_int6-sym'."""
+        if self.peer is not None:
+            return self.peer.name + self._threshold
         formats = [
             "-".join(part for part in f.name.split("-") if part not in (f"g{f.group_size}", "asym"))
             for f in (self.reduce, self.gather)
@@ -110,6 +130,9 @@ class Comm:
     @property
     def label(self) -> str:
         """Short name for tables: 'INT4 g128', 'INT6 (INT4 reduce, INT8 gather) g128', 'one-step INT6 g32'."""
+        threshold = f", {self.min_tokens}+ tokens" if self.min_tokens else ""
+        if self.peer is not None:
+            return self.peer.label + threshold
         if self.reduce is None:
             return {"fp32_ordered": "baseline (fp32 ordered)", "plain": "plain"}[self.algorithm]
         bases = [f.base.upper() for f in (self.reduce, self.gather) if f is not None]
@@ -119,9 +142,7 @@ class Comm:
             alias = "INT6 " if bases == ["INT4", "INT8"] else ""
             text = f"{alias}({bases[0]} reduce, {bases[1]} gather)"
         details = [f.name.removeprefix(f.base + "-").replace("-asym", "") for f in (self.reduce, self.gather) if f]
-        text += " " + "/".join(dict.fromkeys(details))
-        if self.min_tokens:
-            text += f", {self.min_tokens}+ tokens"
+        text += " " + "/".join(dict.fromkeys(details)) + threshold
         node = f"@{self.node_size}" if self.node_size is not None else ""
         return text if self.algorithm == "two_step" else f"{self.algorithm.replace('_', '-')}{node} {text}"
 
@@ -130,9 +151,9 @@ class Comm:
         return f"+min{self.min_tokens}" if self.min_tokens else ""
 
     @property
-    def formats(self) -> tuple[WireFormat, ...]:
+    def formats(self) -> tuple[WireFormat | PeerFormat, ...]:
         """The formats that a codec must cover, none for the unquantized algorithms."""
-        return tuple(dict.fromkeys(fmt for fmt in (self.reduce, self.gather) if fmt is not None))
+        return tuple(dict.fromkeys(fmt for fmt in (self.peer, self.reduce, self.gather) if fmt is not None))
 
     @property
     def is_quantized(self) -> bool:
@@ -149,8 +170,10 @@ class Comm:
         """The same comm with another group size in every stage.
 
         Raises:
-            FcEvalError: the comm does not quantize.
+            FcEvalError: the comm does not quantize, or its groups are another system's.
         """
+        if self.peer is not None:
+            raise FcEvalError(f"the groups of {self.peer.name} are its system's own: leave out group_size={group_size}")
         if not self.is_quantized:
             raise FcEvalError(f"{self.algorithm} does not quantize: leave out group_size={group_size}")
         reduce, gather = (f.with_group(group_size) if f else None for f in (self.reduce, self.gather))
@@ -189,11 +212,39 @@ def parse_comm(text: str | Comm) -> Comm:
         pair = first.split("_", 1)
         if len(pair) == 2 and all(p.partition("-")[0] in FORMATS for p in pair) and first not in FORMATS:
             first, second = pair
-    if first and first.partition("-")[0] not in FORMATS and not colon and not slash:
-        raise unknown("comm", str(text), [*FORMATS, *_EXAMPLES], hint="`fc-eval formats` lists the formats")
-    reduce = parse_format(first) if first else None
-    gather = parse_format(second) if second else (reduce if ALGORITHMS[algorithm].has_gather else None)
-    return Comm(algorithm, reduce, gather, int(node) if node else None, min_tokens)
+    if first and first.partition("-")[0] not in (*FORMATS, *PEERS) and not colon and not slash:
+        raise unknown("comm", str(text), [*FORMATS, *PEERS, *_EXAMPLES], hint="`fc-eval formats` lists the formats")
+    node_size = int(node) if node else None
+    if ALGORITHMS[algorithm].peers:
+        return Comm(algorithm, node_size=node_size, min_tokens=min_tokens, peer=peer_format(tail))
+    reduce = stage_format(first) if first else None
+    gather = stage_format(second) if second else (reduce if ALGORITHMS[algorithm].has_gather else None)
+    return Comm(algorithm, reduce, gather, node_size, min_tokens)
+
+
+def stage_format(text: str | WireFormat) -> WireFormat:
+    """Reads the name of a format of one stage, as `parse_format`.
+
+    Raises:
+        FcEvalError: as there, or it is the name of another system's format, which is a comm of its own.
+    """
+    if text in PEERS:
+        raise FcEvalError(
+            f"{text} is the all-reduce of another system, emulated by value, and no format of one stage: "
+            f"use it as a comm, as in comm={text}"
+        )
+    return parse_format(text)
+
+
+def peer_format(name: str) -> PeerFormat:
+    """The format of another system by name.
+
+    Raises:
+        FcEvalError: there is none of that name.
+    """
+    if name not in PEERS:
+        raise unknown("format of another system", name, PEERS, hint="`fc-eval formats` lists them")
+    return PEERS[name]
 
 
 def _split_threshold(text: str) -> tuple[str, int]:
@@ -213,4 +264,6 @@ def _split_short(name: str) -> tuple[str, str]:
         if name.startswith(f"{algorithm}_"):
             node = f"@{PRESET_NODE_SIZE}" if rule.needs_node_size else ""
             return algorithm + node, name.removeprefix(f"{algorithm}_")
+    if name in PEERS:
+        return "peer", name
     return "two_step", name

@@ -44,7 +44,12 @@ def all_reduce(partial_TH: torch.Tensor, comm: Comm, codec: Codec, ranks: Ranks)
     partial_TH = partial_TH.detach().contiguous()
     comm = comm.at(len(partial_TH))
     traffic = traffic_of(comm, ranks.world_size, *partial_TH.shape, DTYPE_NAMES[partial_TH.dtype])
-    if any(fmt.hadamard for fmt in comm.formats):
+    if comm.peer is not None:
+        raise FcEvalError(
+            f"{comm.peer.name} is the all-reduce of another system, which exists in emulation only: use exec=emulated "
+            "or reducer=gathered"
+        )
+    if any(fmt.hadamard for fmt in (comm.reduce, comm.gather) if fmt is not None):
         raise FcEvalError(
             f"{comm.name} rotates whole rows, and real ranks hold parts of rows: rotation exists in emulation only; "
             "leave out '-had', or use reducer=gathered or exec=emulated"

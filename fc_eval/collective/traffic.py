@@ -6,9 +6,11 @@ W ranks, n ranks per node, N = T * H elements.
 """
 
 import functools
+from collections.abc import Sequence
 
 from fc_eval.collective.base import StageTraffic, Traffic
 from fc_eval.collective.comm import Comm
+from fc_eval.collective.peer_rules import PeerMessage, message_of
 from fc_eval.errors import FcEvalError
 from fc_eval.wire.layout import DTYPE_BYTES, Layout, layout, owned_blocks
 
@@ -43,6 +45,9 @@ def traffic_of(comm: Comm, world_size: int, tokens: int, hidden: int, dtype: obj
     elements = tokens * hidden
     if world_size == 1:
         return Traffic(elements, (), 0)
+    if comm.peer is not None:
+        stages = _peer(world_size, message_of(comm.peer, world_size, tokens, hidden))
+        return Traffic(elements, stages, len(stages))
     if comm.reduce is None:
         return Traffic(elements, _unquantized(world_size, elements, DTYPE_BYTES[name]), 0)
     shape = layout(comm.reduce, tokens, hidden, name)
@@ -90,24 +95,34 @@ def _unquantized(world_size: int, elements: int, width: int) -> tuple[StageTraff
 
 def _nodes(world_size: int, node_size: int, shape: Layout, gathered: Layout) -> tuple[StageTraffic, ...]:
     """Two-step inside nodes of n ranks, an exchange between W / n nodes; a stage among one rank does not exist."""
-    nodes = world_size // node_size
-    owned = [len(owned_blocks(gathered.blocks, index, node_size)) for index in range(node_size)]
+    owned = [len(owned_blocks(gathered.blocks, index, node_size)) * gathered.block_bytes for index in range(node_size)]
     received = [
-        len(overlapping_blocks(shape, owned_elements(gathered, index, node_size))) for index in range(node_size)
+        len(overlapping_blocks(shape, owned_elements(gathered, index, node_size))) * shape.block_bytes
+        for index in range(node_size)
     ]
+    return _stages(world_size, received, owned, (shape.total_bytes, gathered.total_bytes))
 
-    def stage(name: str, blocks_by_index: list[int], of: Layout) -> StageTraffic:
-        sent = tuple(blocks * of.block_bytes for blocks in blocks_by_index)
-        return StageTraffic(name, sent * nodes, of.total_bytes)
 
+def _peer(world_size: int, message: PeerMessage) -> tuple[StageTraffic, ...]:
+    """Another system's two-step, inside islands where it has them."""
+    owned = message.owned_bytes()
+    return _stages(world_size, owned, owned, (message.total_bytes, message.total_bytes))
+
+
+def _stages(
+    world_size: int, received: Sequence[int], owned: Sequence[int], encoded: tuple[int, int]
+) -> tuple[StageTraffic, ...]:
+    """What the n ranks of a node receive of a message of the first format and own of one of the second, in bytes."""
+    node_size = len(owned)
+    nodes = world_size // node_size
     stages = []
     if node_size > 1:
-        stages.append(stage("reduce", [sum(received) - own for own in received], shape))
+        stages.append(("reduce", [sum(received) - own for own in received], encoded[0]))
     if nodes > 1:
-        stages.append(stage("exchange", [own * (nodes - 1) for own in received], shape))
+        stages.append(("exchange", [own * (nodes - 1) for own in received], encoded[0]))
     if node_size > 1:
-        stages.append(stage("gather", [own * (node_size - 1) for own in owned], gathered))
-    return tuple(stages)
+        stages.append(("gather", [own * (node_size - 1) for own in owned], encoded[1]))
+    return tuple(StageTraffic(name, tuple(sent) * nodes, nbytes) for name, sent, nbytes in stages)
 
 
 def _ring(world_size: int, shape: Layout, gathered: Layout) -> tuple[StageTraffic, ...]:

@@ -44,6 +44,7 @@ class CommStats:
             elements (for one comm everywhere: the mean over stages of 8 * encoded bytes / elements).
         wire_bytes_per_rank: bytes that the busiest rank sent to others.
         unquantized_calls: all-reduces in which nothing was encoded, because of the comm or of its `min_tokens`.
+        differing_values: values that one rank held otherwise than all others, in all-reduces of systems that allow it.
         codec: name of the codec that encoded; several are joined by '+', '' where nothing is encoded.
         notes: what codecs had to say about their choice.
     """
@@ -58,6 +59,7 @@ class CommStats:
     effective_bits: float
     wire_bytes_per_rank: int
     unquantized_calls: int
+    differing_values: int
     codec: str
     notes: tuple[str, ...]
 
@@ -80,12 +82,19 @@ class Tally:
     traffic: dict[int, Traffic] = field(default_factory=dict)
     # By the names of the stages: a call below `min_tokens` has others than the rest.
     nonfinite_groups: dict[tuple[str, ...], torch.Tensor] = field(default_factory=dict)
+    differing_values: torch.Tensor | None = None
 
     def add(self, tokens: int, reduced: Reduced) -> None:
         """Counts one all-reduce of `tokens` rows; leaves the device alone (no synchronization)."""
         self.calls[tokens] += 1
         self.traffic[tokens] = reduced.traffic
         add_groups(self.nonfinite_groups, {_stages_of(reduced.traffic): reduced.nonfinite_groups})
+        self.add_differing(reduced.differing_values)
+
+    def add_differing(self, more: torch.Tensor | None) -> None:
+        """Counts values that ranks hold otherwise."""
+        if more is not None:
+            self.differing_values = more if self.differing_values is None else self.differing_values + more
 
     @property
     def tokens(self) -> int:
@@ -149,7 +158,8 @@ Counts = tuple[int, dict[str, Tally]]
 def on_cpu(tally: Tally) -> Tally:
     """A copy that another process can be sent; waits for the device."""
     found = {names: groups.cpu() for names, groups in tally.nonfinite_groups.items()}
-    return Tally(Counter(tally.calls), dict(tally.traffic), found)
+    differing = None if tally.differing_values is None else tally.differing_values.cpu()
+    return Tally(Counter(tally.calls), dict(tally.traffic), found, differing)
 
 
 def merged(counts: Iterable[Counts]) -> Counts:
@@ -162,6 +172,7 @@ def merged(counts: Iterable[Counts]) -> Counts:
             kept.calls.update(tally.calls)
             kept.traffic.update(tally.traffic)
             add_groups(kept.nonfinite_groups, tally.nonfinite_groups)
+            kept.add_differing(tally.differing_values)
     return forwards, sums
 
 
@@ -200,6 +211,7 @@ def summarize(
         effective_bits=sum(t.encoded_bits for t in tallies.values()) / elements if elements else 0.0,
         wire_bytes_per_rank=max(sent, default=0),
         unquantized_calls=sum(tally.unquantized_calls for tally in tallies.values()),
+        differing_values=sum(int(t.differing_values) for t in tallies.values() if t.differing_values is not None),
         codec="+".join(sorted(set(codecs))),
         notes=tuple(dict.fromkeys(notes)),
     )

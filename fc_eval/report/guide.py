@@ -103,6 +103,7 @@ def _padding(groups: Sequence[Group]) -> str:
     why = "because rows and messages are filled up to whole groups and blocks"
     shape = ((record.config.get("config") or {}).get("model") or {}).get("shape") or {}
     hidden, group = shape.get("hidden"), record.arm.group_size
-    if isinstance(hidden, int) and isinstance(group, int) and hidden % group:
+    in_rows = record.arm.algorithm != "peer"  # the groups of other systems run on over rows
+    if in_rows and isinstance(hidden, int) and isinstance(group, int) and hidden % group:
         why = f"because {hidden} values a row are no multiple of {group} and fill {-(-hidden // group)} groups"
     return f" Here {record.arm.label} costs {bits:.2f} instead of {nominal:.2f}, {why}."

@@ -87,6 +87,9 @@ def _draw(panels: list[Axes], points: list[Point], style: dict[str, Any]) -> Non
 def _series(pair: Paired) -> tuple[str, ...]:
     """What a line stands for: group size, algorithm, kind, suffixes, policy, and the mix of formats if they differ."""
     arm = pair.record.arm
+    if arm.algorithm == "peer":  # a system's name for the kind: 'QuickReduce Q4'
+        group = f"g{arm.group_size}" if arm.group_size else "by shape"
+        return group, "", arm.label.partition(",")[0].rpartition(" ")[0], "", arm.policy, ""
     base, _, *suffixes = (arm.reduce_format or "").split("-")
     gather = (arm.gather_format or arm.reduce_format or "").split("-")[0]
     kind = "INT" if base.startswith("int") else "FP" if base.startswith("fp") else "MX"
