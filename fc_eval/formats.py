@@ -12,7 +12,7 @@ from fc_eval.wire.layout import layout, nominal_bits
 SHOWN = (*FORMATS, "int4-sr", "int3-sr", "int2-sr", "int2-g64-sr", *PEERS)
 SUFFIXES = (
     "suffixes: -g8 to -g4096 or -gtoken, -sym or -se (int), -sr (spikes), -e4m0 to -e7m0 (mx), "
-    "-sbf16, -sfp16 or -sfp32, -zint16, -had (rotation, emulated only)"
+    "-sbf16, -sfp16, -sfp32 or -slog8, -zint16, -had (rotation, emulated only)"
 )
 
 

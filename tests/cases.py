@@ -44,9 +44,13 @@ ROTATED_FORMATS = [
     *("int4-g32-had", "int8-gtoken-had", "int3-g100-sym-had", "int2-g64-sr-had", "int4-g32-sfp16-zint16-had"),
     *("fp6_e3m2-g9-had", "mxfp4-had", "mxint4-g16-e4m0-had"),
 ]
+LOG_FORMATS = [
+    *("int2-g32-slog8-sr", "int4-g32-slog8", "int3-g64-sym-slog8-sr", "int8-g100-slog8", "int5-gtoken-slog8"),
+    *("fp4_e2m1-g32-slog8", "int2-g8-slog8-had"),
+]
 # New formats go to the end: the golden vectors of the others are not to move.
 FORMATS = INTEGER_FORMATS + SCALE_FORMATS + GROUP_FORMATS + FLOAT_FORMATS + MX_FORMATS + SPIKE_FORMATS
-FORMATS += NARROW_FORMATS + ROTATED_FORMATS
+FORMATS += NARROW_FORMATS + ROTATED_FORMATS + LOG_FORMATS
 
 # T, H: one element; a short group; a row shorter than a block; a whole block; several blocks with a ragged end.
 SHAPES = [(1, 1), (3, 20), (2, 130), (1, 1024), (5, 300)]

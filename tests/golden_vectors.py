@@ -29,6 +29,7 @@ COMMS = [
     # Appended, so that the dtypes of those above stay: a comm gets the next dtype by its place.
     *("mxfp4", "one_step:mxfp8_e4m3", "ring:mxint4-g16-e4m0/mxfp6_e2m3-g16", "int2-g64-sr/int4-g32-sr"),
     *("int4-g32-had", "one_step:int3-g64-sr-had", "hierarchical@2:int4-gtoken-had/int8-g32"),
+    "int2-g32-slog8-sr/int4-g32-slog8",
 ]
 
 

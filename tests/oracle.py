@@ -7,8 +7,8 @@ import math
 import struct
 
 import numpy as np
-from oracle_floats import WIDTH, from_bits, rounded, to_bits
-from oracle_group import Group, decode_spiked, encode_spiked, is_broken
+from oracle_floats import NAN, WIDTH, from_bits, rounded, to_bits
+from oracle_group import Group, decode_spiked, encode_spiked, is_broken, log_grid, zero_type
 
 Rows = list[list[np.float32]]
 
@@ -33,32 +33,36 @@ def padded(data: bytes) -> bytes:
 
 def items(fmt, dtype: str, g: int) -> list[tuple[str, int]]:
     """(kind, items per group) of the sections behind the planes, of mx behind the scale codes."""
-    kind = dtype if fmt.metadata == "extremes" else fmt.metadata
+    kind = dtype if fmt.metadata == "extremes" else fmt.metadata  # "log8" is a byte
     kinds = [] if fmt.kind == "mx" else [(kind, 1)]
     if fmt.scheme == "asym":
-        kinds.append(("int16" if fmt.zero_point == "int16" else kind, 1))
+        kinds.append((zero_type(fmt) or kind, 1))
     if fmt.spikes:
         kinds += [(dtype, 2), ("uint8" if g <= 256 else "uint16", 2)]
     return kinds
 
 
-INTEGERS = {"int16": "<h", "uint8": "<B", "uint16": "<H"}
+INTEGERS = {"int8": "<b", "int16": "<h", "uint8": "<B", "uint16": "<H"}
 
 
 def item_bytes(value, kind: str) -> bytes:
     if kind in INTEGERS:
         return struct.pack(INTEGERS[kind], int(value))
+    if kind == "log8":
+        return bytes([255 if math.isnan(value) else log_grid().index(value)])
     return to_bits(value, kind).to_bytes(WIDTH[kind], "little")
 
 
 def item_value(data: bytes, kind: str):
     if kind in INTEGERS:
         return struct.unpack(INTEGERS[kind], data)[0]
+    if kind == "log8":
+        return NAN if data[0] == 255 else log_grid()[data[0]]
     return from_bits(int.from_bytes(data, "little"), kind)
 
 
 def item_size(kind: str) -> int:
-    return struct.calcsize(INTEGERS[kind]) if kind in INTEGERS else WIDTH[kind]
+    return struct.calcsize(INTEGERS[kind]) if kind in INTEGERS else 1 if kind == "log8" else WIDTH[kind]
 
 
 def place(element: int, block_elements: int) -> int:

@@ -4,6 +4,7 @@ A group is a list of `numpy.float32` scalars, whose arithmetic rounds every oper
 only (kind, bits, scheme, element, metadata, zero_point, scale_bits, spikes).
 """
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -95,8 +96,23 @@ def scale_of(fmt, extent: np.float32) -> np.float32:
     return extent * (ONE / np.float32(q_of(fmt)))
 
 
+@functools.cache
+def log_grid() -> list[np.float32]:
+    """The scales of the codes 0 to 254."""
+    return [ZERO] + [np.float32(2 ** ((code - 161) / 8)) for code in range(1, 255)]
+
+
+def zero_type(fmt) -> str | None:
+    """The integer type of the zero point, None where there is none."""
+    if fmt.scheme == "asym" and fmt.metadata == "log8":
+        return "int8"
+    return "int16" if fmt.zero_point == "int16" else None
+
+
 def rounded_scale(fmt, extent: np.float32) -> np.float32:
     s = scale_of(fmt, extent)
+    if fmt.metadata == "log8":
+        return next((g for g in log_grid()[1:] if g >= s), log_grid()[254]) if extent else ZERO
     stored = saturated(s, fmt.metadata)
     if stored == 0 and extent != 0:
         stored = from_bits(1, fmt.metadata)
@@ -125,7 +141,7 @@ def encode_group(x: list[np.float32], fmt) -> tuple[list, list[int]]:
     """The metadata values that travel (None for a zero point of a non-finite group), and the codes."""
     b, extremes = fmt.bits, fmt.metadata == "extremes"
     count = 2 if fmt.scheme == "asym" else 1
-    broken = [NAN, 0] if fmt.zero_point == "int16" else [NAN] * count
+    broken = [NAN, 0] if zero_type(fmt) else [NAN] * count
     if fmt.kind == "mx":
         broken = [2**fmt.scale_bits - 1]
     if not all(finite(v) for v in x):
@@ -139,9 +155,10 @@ def encode_group(x: list[np.float32], fmt) -> tuple[list, list[int]]:
             return broken, [0] * len(x)
         if extremes:
             s, meta = scale_of(fmt, hi - lo), [lo, hi]
-        elif fmt.zero_point == "int16":
+        elif zero_type(fmt):
             s = rounded_scale(fmt, hi - lo)
-            z = clamp(rint(-lo * inverse_of(s)), -(2**15), 2**15 - 1)
+            half = 2**7 if zero_type(fmt) == "int8" else 2**15
+            z = clamp(rint(-lo * inverse_of(s)), -half, half - 1)
             inverse = inverse_of(s)
             return [s, z], [clamp(rint(v * inverse) + z, 0, 2**b - 1) for v in x]
         else:
@@ -171,7 +188,7 @@ def decode_group(meta: list, codes: list[int], fmt) -> list[np.float32]:
     if fmt.kind == "mx":
         return decode_mx(meta[0], codes, fmt)
     if fmt.scheme == "asym":
-        if fmt.zero_point == "int16":
+        if zero_type(fmt):
             return [np.float32(q - int(meta[1])) * meta[0] for q in codes]
         s, lo = (scale_of(fmt, meta[1] - meta[0]), meta[0]) if fmt.metadata == "extremes" else meta
         return [np.float32(q) * s + lo for q in codes]

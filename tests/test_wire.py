@@ -37,6 +37,9 @@ def test_a_name_reads_back_as_the_same_format(name):
         ("fp4_e2m1-e8m0", "no power-of-two scale: leave out '-e8m0'"),
         ("mxfp4-e3m0", "unknown suffix"),
         ("int4-zint16", "needs the asymmetric scheme and a rounded scale"),
+        ("int4-slog8-zint16", "'-slog8' has a zero point of 8 bits: leave out '-zint16'"),
+        ("int4-se-slog8", "'-slog8' has no place for a sign"),
+        ("mxfp4-slog8", "power-of-two scale: leave out '-slog8'"),
         ("int4-sym-sfp16-zint16", "needs the asymmetric scheme and a rounded scale"),
     ],
 )
@@ -110,6 +113,9 @@ def test_sections_of_one_format_in_numbers():
         ("mxint8-g128", "bf16", 8.125),  # 8 scales of a byte in a section of 16
         ("int2-sr", "bf16", 2.625),
         ("int2-g64-sr", "bf16", 3.25),
+        ("int2-g32-slog8-sr", "bf16", 4.0),  # a byte each for scale and zero point beside spikes and positions
+        ("int2-g64-slog8-sr", "bf16", 3.0),
+        ("int4-g128-slog8", "bf16", 4 + 2 * 16 * 8 / 1024),  # 8 scales of a byte in a section of 16, as the zero points
         ("int2-g32-sr", "fp32", 2 + (4 * 32 + 2 * 8) / 32),
         ("int4-g512-sr", "bf16", 4 + 4 * 16 * 8 / 1024),  # four sections of 16 bytes behind the codes
         ("int4-gtoken", "bf16", 4 + 8 * 32 / 4096),  # two extremes, each in a section of 16 bytes, per row of 4096

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from fc_eval.codec import log_scale
 from fc_eval.codec.bits import join_planes, split_planes
 from fc_eval.codec.canonical import fill_nan_
 from fc_eval.codec.groups import from_blocks, from_places, to_blocks, to_places
@@ -67,7 +68,8 @@ def from_bytes(wire: torch.Tensor, shape: Layout, dtype: torch.dtype) -> Content
         stored = enumerate(_metadata_dtypes(shape, dtype))
         first, second = (_items(blocks, shape, f"meta{index}", kind) for index, kind in stored)
         assert first is not None
-        meta = Metadata(first.float(), None if second is None else second.float())
+        scale = log_scale.scales_of(first) if fmt.metadata == "log8" else first.float()
+        meta = Metadata(scale, None if second is None else second.float())
     values = _items(blocks, shape, "spikes", dtype)
     positions = _items(blocks, shape, "positions", _position_dtype(shape))
     if values is None or positions is None:
@@ -77,7 +79,7 @@ def from_bytes(wire: torch.Tensor, shape: Layout, dtype: torch.dtype) -> Content
 
 def _metadata_dtypes(shape: Layout, dtype: torch.dtype) -> tuple[torch.dtype, torch.dtype]:
     stored = metadata_dtype(shape.format, dtype)
-    return stored, torch.int16 if shape.format.zero_point == "int16" else stored
+    return stored, {0: stored, 8: torch.int8, 16: torch.int16}[shape.format.zero_bits]
 
 
 def _position_dtype(shape: Layout) -> torch.dtype:
@@ -86,7 +88,9 @@ def _position_dtype(shape: Layout) -> torch.dtype:
 
 
 def _as_stored(array: torch.Tensor, stored: torch.dtype) -> torch.Tensor:
-    """fp32 values that are exact in the dtype `stored`; every NaN canonical."""
+    """fp32 values that are exact in the dtype `stored`, every NaN canonical; or the codes of a logarithmic scale."""
+    if stored == torch.uint8:
+        return log_scale.codes_of(array)
     values = array.to(stored)
     return fill_nan_(values, array.isnan()) if values.is_floating_point() else values
 

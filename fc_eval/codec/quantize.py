@@ -14,12 +14,10 @@ import torch
 
 from fc_eval.codec.base import DTYPES
 from fc_eval.codec.canonical import fill_nan_
+from fc_eval.codec.log_scale import grid, round_up
 from fc_eval.codec.minifloat import round_to_grid_
 from fc_eval.codec.power_of_two import shared_scale
 from fc_eval.wire.format import WireFormat
-
-# int16 zero points saturate here.
-ZERO_POINT_MIN, ZERO_POINT_MAX = -(2**15), 2**15 - 1
 
 
 class Metadata(NamedTuple):
@@ -51,7 +49,9 @@ class Scale(NamedTuple):
 
 
 def metadata_dtype(fmt: WireFormat, dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the metadata floats of values in `dtype`."""
+    """The dtype in which the metadata of values in `dtype` are stored; uint8 for codes of a logarithmic scale."""
+    if fmt.metadata == "log8":
+        return torch.uint8
     return dtype if fmt.metadata == "extremes" else DTYPES[fmt.metadata]
 
 
@@ -103,14 +103,18 @@ def metadata_of(lo: torch.Tensor, hi: torch.Tensor | None, fmt: WireFormat) -> M
     step = _rounded_step(extent, fmt)
     if hi is None:
         return Metadata(fill_nan_(step, broken), None)
-    if fmt.zero_point == "int16":
-        zero = (-lo * _inverse(step)).round_().clamp_(ZERO_POINT_MIN, ZERO_POINT_MAX) + 0.0
+    if fmt.zero_bits:
+        half = 2 ** (fmt.zero_bits - 1)
+        zero = (-lo * _inverse(step)).round_().clamp_(-half, half - 1) + 0.0
         return Metadata(fill_nan_(step, broken), zero.masked_fill_(broken, 0.0))
     low = _saturated(lo, DTYPES[fmt.metadata]) + 0.0
     return Metadata(fill_nan_(step, broken), fill_nan_(low, broken))
 
 
 def _rounded_step(extent: torch.Tensor, fmt: WireFormat) -> torch.Tensor:
+    if fmt.metadata == "log8":
+        step = (extent * _scale_factor(fmt)).masked_fill_(extent == 0, 0.0)
+        return round_up(torch.where((step == 0) & (extent != 0), grid()[1], step))
     dtype = DTYPES[fmt.metadata]
     step = _saturated(extent * _scale_factor(fmt), dtype)
     smallest = torch.full_like(extent, torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps)
@@ -138,7 +142,7 @@ def scale_of(meta: Metadata, fmt: WireFormat) -> Scale:
     """Scale and offset of the groups, from nothing but what travels."""
     if _sends_scale(fmt):
         step, low, zero = meta.first, meta.second, None
-        if fmt.zero_point == "int16":
+        if fmt.zero_bits:
             low, zero = None, meta.second
     elif meta.second is not None:
         step, low, zero = (meta.second - meta.first).mul_(_scale_factor(fmt)), meta.first, None

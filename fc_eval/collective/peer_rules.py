@@ -20,7 +20,8 @@ class PeerRule:
     Attributes:
         sums_in: the dtype in which decoded values are summed, from zero; also that of the values that are encoded.
         unit: consecutive values that have one owner; None for one group.
-        padded_to: a message is filled with zeros to a multiple of this; None for one group, 1 for nothing.
+        padded_to: a message is filled with zeros to a multiple of this; None for one group.
+        masked: what fills up the end of a message is not sent.
         cyclic: unit u belongs to rank u mod W; otherwise a rank's units are consecutive.
         cut: the message is cut into a part for each rank first, and each part filled up on its own.
         own_first: the owner adds its own contribution first, then those of the ranks after it; otherwise rank 0 first.
@@ -31,6 +32,7 @@ class PeerRule:
     sums_in: Literal["fp16", "fp32"]
     unit: int | None = None
     padded_to: int | None = None
+    masked: bool = False
     cyclic: bool = False
     cut: bool = False
     own_first: bool = False
@@ -42,9 +44,9 @@ RULES: dict[str, PeerRule] = {
     # A workgroup has a tile of 16384 values in 8 pieces, which the ranks share; it sends whole tiles.
     "quickreduce": PeerRule("fp16", unit=2048, padded_to=16384),
     # Blocks of 4096 values (messages up to 64 MiB) in turn; masked at the end of the message.
-    "flashinfer": PeerRule("fp32", unit=4096, padded_to=1, cyclic=True, exact_own=True),
+    "flashinfer": PeerRule("fp32", unit=4096, masked=True, cyclic=True, exact_own=True),
     # The same design; the size of a block is inferred from it.
-    "vllm": PeerRule("fp32", unit=4096, padded_to=1, cyclic=True, exact_own=True),
+    "vllm": PeerRule("fp32", unit=4096, masked=True, cyclic=True, exact_own=True),
     # At W = 8 the lines are those of the whole message; who owns which of them, and that sums are in rank order there,
     # is inferred.
     "tensorrt_llm": PeerRule("fp32", cut=True, own_first=True, island_of_8=4),
@@ -61,7 +63,8 @@ class PeerMessage:
         values: T * H, without padding.
         parts: pieces that are filled up on their own.
         part: values of a part, padding left out; the last part may hold fewer.
-        padded: values of a part on the wire.
+        padded: values of a part with the zeros that fill it up.
+        sent: values of the whole message that travel, padding among them unless it is masked.
         group: values with one scale.
         node_size: ranks among which a reduce-scatter happens: W, or those of an island.
     """
@@ -71,21 +74,22 @@ class PeerMessage:
     parts: int
     part: int
     padded: int
+    sent: int
     group: int
     node_size: int
 
     @property
     def total_bytes(self) -> int:
         """Bytes of the whole message."""
-        return self._bytes(self.parts * self.padded)
+        return self._bytes(self.sent)
 
     def owned_bytes(self) -> tuple[int, ...]:
         """Bytes of what each rank of a node owns."""
         rule, size = RULES[self.fmt.system], self.node_size
-        unit, total = rule.unit or self.group, self.parts * self.padded
-        units = -(-total // unit)
+        unit = rule.unit or self.group
+        units = -(-self.sent // unit)
         owned = [range(r, units, size) if rule.cyclic else owned_blocks(units, r, size) for r in range(size)]
-        missing = units * unit - total
+        missing = units * unit - self.sent
         return tuple(self._bytes(len(own) * unit - (missing if units - 1 in own else 0)) for own in owned)
 
     def _bytes(self, values: int) -> int:
@@ -107,4 +111,5 @@ def message_of(fmt: PeerFormat, world_size: int, tokens: int, hidden: int) -> Pe
     parts = world_size if rule.cut and not islands else 1
     part = -(-values // parts)
     multiple = rule.padded_to or group
-    return PeerMessage(fmt, values, parts, part, -(-part // multiple) * multiple, group, node_size)
+    padded = -(-part // multiple) * multiple
+    return PeerMessage(fmt, values, parts, part, padded, values if rule.masked else parts * padded, group, node_size)

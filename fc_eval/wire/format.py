@@ -5,6 +5,7 @@ A name is a base (`int4`, `fp8_e4m3`, `mxfp4`, ...) followed by suffixes in any 
     -g32, -gtoken     group size in elements, or one group per token (row)          default -g128, mx -g32
     -asym -sym -se    integer scheme: asymmetric, symmetric, signed extreme         default -asym
     -sbf16 -sfp16 -sfp32   a rounded scale travels instead of the group's extremes  default: extremes
+    -slog8            a scale of one byte on a logarithmic grid, in -asym with a zero point of one byte
     -e4m0 ... -e8m0   width of the power-of-two scale of an mx format               default -e8m0
     -zint16           with a scale kind and -asym: an int16 zero point instead of the rounded minimum
     -sr               spike reserving: both extremes of a group travel unquantized (arXiv 2508.03760)
@@ -23,7 +24,7 @@ WIRE_VERSION = 1
 
 Kind = Literal["int", "float", "mx"]
 Scheme = Literal["asym", "sym", "se"]
-Metadata = Literal["extremes", "bf16", "fp16", "fp32"]
+Metadata = Literal["extremes", "bf16", "fp16", "fp32", "log8"]
 ZeroPoint = Literal["min", "int16"]
 GroupSize = int | Literal["token"]
 
@@ -78,8 +79,9 @@ class WireFormat:
         group_size: elements per group along one row, or "token" for one group per row.
         scheme: how integer codes map to values; None for minifloats and mx.
         element: minifloat name (a key of `MINIFLOATS`); None for integers with an integer scheme.
-        metadata: "extremes" (the group's own extremes in the input dtype), or the dtype of a rounded scale.
-        zero_point: what travels beside a rounded scale in the asymmetric scheme.
+        metadata: "extremes" (the group's own extremes in the input dtype), the dtype of a rounded scale, or "log8" for
+            one of 8 bits on a logarithmic grid.
+        zero_point: what travels beside a scale of bf16, fp16 or fp32 in the asymmetric scheme.
         scale_bits: width of an `mx` scale in bits, 0 otherwise.
         spikes: the group's smallest and largest element travel unquantized.
         hadamard: rows are rotated before encoding.
@@ -117,6 +119,10 @@ class WireFormat:
             )
         if self.zero_point == "int16" and (self.scheme != "asym" or self.metadata == "extremes"):
             raise FcEvalError("'-zint16' needs the asymmetric scheme and a rounded scale, as in 'int4-sfp16-zint16'")
+        if self.zero_point == "int16" and self.metadata == "log8":
+            raise FcEvalError(f"'-slog8' has a zero point of 8 bits: leave out '-zint16' of format {self.base!r}")
+        if self.scheme == "se" and self.metadata == "log8":
+            raise FcEvalError(f"'-slog8' has no place for a sign: use asym or sym with format {self.base!r}")
 
     @property
     def name(self) -> str:
@@ -137,6 +143,13 @@ class WireFormat:
     def minifloat(self) -> Minifloat | None:
         """The element type of a minifloat or mx format, None for integers."""
         return MINIFLOATS[self.element] if self.element is not None else None
+
+    @property
+    def zero_bits(self) -> int:
+        """Bits of the integer zero point that travels beside the scale, 0 where there is none."""
+        if self.scheme != "asym" or self.metadata == "extremes":
+            return 0
+        return 8 if self.metadata == "log8" else 16 * (self.zero_point == "int16")
 
     def with_group(self, group_size: GroupSize) -> "WireFormat":
         """The same format with another group size."""
@@ -177,6 +190,7 @@ _SUFFIXES: dict[str, tuple[str, object]] = {
     "sbf16": ("metadata", "bf16"),
     "sfp16": ("metadata", "fp16"),
     "sfp32": ("metadata", "fp32"),
+    "slog8": ("metadata", "log8"),
     "zint16": ("zero_point", "int16"),
     **{f"e{bits}m0": ("scale_bits", bits) for bits in range(MIN_SCALE_BITS, MAX_SCALE_BITS + 1)},
     "sr": ("spikes", True),

@@ -100,10 +100,10 @@ def metadata_bytes(fmt: WireFormat, dtype: str) -> tuple[int, ...]:
     """Bytes per group of the first and second metadata, or of the only one, for values of `dtype`."""
     if fmt.kind == "mx":
         raise FcEvalError(f"format {fmt.name!r} has packed scales: use its layout")
-    width = DTYPE_BYTES[dtype if fmt.metadata == "extremes" else fmt.metadata]
+    width = 1 if fmt.metadata == "log8" else DTYPE_BYTES[dtype if fmt.metadata == "extremes" else fmt.metadata]
     if fmt.scheme != "asym":
         return (width,)
-    return (width, 2 if fmt.zero_point == "int16" else width)
+    return (width, fmt.zero_bits // 8 or width)
 
 
 def position_bytes(group: int) -> int:
