@@ -17,7 +17,8 @@ from fc_eval.presets import evaluations, options, preset
 from fc_eval.settings import build, checked_mapping
 
 # What a report may show of an experiment beside its table of runs.
-SHOWS = ("bits", "accuracy_bits", "group_size", "grid", "forest", "tp", "pareto", "budget", "equal", "cost")
+_PLOTS = ("bits", "accuracy_bits", "group_size", "grid", "forest", "tp", "context", "layers")
+SHOWS = (*_PLOTS, "pareto", "budget", "equal", "cost")
 UNIFORM = "uniform"
 
 

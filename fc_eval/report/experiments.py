@@ -13,12 +13,15 @@ from fc_eval.errors import FcEvalError
 from fc_eval.experiment import Experiment, Published
 from fc_eval.report.figure import Plot
 from fc_eval.report.groups import Group, find, row_labels
+from fc_eval.report.layers import layer_tables
 from fc_eval.report.pareto import budget_table, equal_table, front_table
 from fc_eval.report.plot_accuracy import accuracy_plots
 from fc_eval.report.plot_bits import bits_plots
+from fc_eval.report.plot_context import context_plots
 from fc_eval.report.plot_deltas import forest_plots
 from fc_eval.report.plot_grid import grid_plots
 from fc_eval.report.plot_group_size import group_size_plots
+from fc_eval.report.plot_layers import layer_plots
 from fc_eval.report.plot_pareto import pareto_plots
 from fc_eval.report.plot_tp import tp_plots
 from fc_eval.report.tables import Cell, Column, Table, accuracy_note, summary_table, words
@@ -35,6 +38,8 @@ _PLOTS: dict[str, Callable[[Group], list[Plot]]] = {
     "grid": grid_plots,
     "pareto": pareto_plots,
     "forest": forest_plots,
+    "context": context_plots,
+    "layers": layer_plots,
 }
 # Of each group and text: what a file's `shows` calls it, its title, and who makes it.
 _TABLES: tuple[tuple[str, str, Callable[[Group, str], Table | None]], ...] = (
@@ -125,6 +130,8 @@ def _part(found: Experiment, group: Group) -> Part:
         for name in group.perplexities()
         if show in found.shows and (table := make(group, name)) is not None
     ]
+    if "layers" in found.shows:
+        tables += layer_tables(group)
     if "budget" in found.shows and (table := budget_table(group)) is not None:
         tables.append(("Cheapest within a loss budget", table))
     plots = [plot for show in found.shows if show in _PLOTS for plot in _PLOTS[show](group)]
