@@ -80,9 +80,8 @@ def test_published_numbers_stand_beside_ours_where_the_model_is_the_same(tmp_pat
     ours = rows["llama3_8b", "W8A8 (SmoothQuant; inferred)", "INT4 g128"]
     assert ours[4] == "9.85"
     assert ours[5].endswith("(tp=4, native weights)")
-    assert float(ours[5].split()[0]) == pytest.approx(
-        groups[0].pairs[1].deltas[0].value, abs=5e-4
-    )  # printed with three decimals
+    value = groups[0].pairs[1].deltas[0].value
+    assert float(ours[5].split()[0]) == pytest.approx(value, abs=5e-4)  # printed with three decimals
     assert rows["llama3_8b", "native", "baseline (fp32 ordered)"][5].endswith("(tp=4)")
     assert rows["llama2_7b", "native", "baseline (fp32 ordered)"][5] == "not run"
 
