@@ -6,12 +6,16 @@ from typing import Any
 
 import torch
 
+from fc_eval.collective.comm import parse_comm
 from fc_eval.collective.ranks import Ranks
 from fc_eval.models.config import ModelConfig
 from fc_eval.models.load import load_model
 from fc_eval.parallel.emulate import Attachment, communicate
+from fc_eval.parallel.policy import Policy, Rule
 from fc_eval.tensor_parallel import TensorParallel, load_tensor_parallel, part_of
 
+# Two policies with the same comms, in the same order, at other layers.
+FIRST_INT8, SECOND_INT8 = ((Rule(f"*.{layer}.mlp.down_proj", parse_comm("int8")),) for layer in range(2))
 PARTS: dict[tuple[object, ...], TensorParallel] = {}
 
 
@@ -111,15 +115,31 @@ def differing(ranks: Ranks, config: ModelConfig, plan: str, ids: torch.Tensor, d
         for odd in (True, False):
             mine = ids.clone()
             found.communication.set_comm("int4")
+            caches = [found.model(input_ids=(ids + k) % 8, use_cache=True).past_key_values for k in range(2)]
+            inputs = {"attention_mask": torch.ones_like(ids), "position_ids": torch.arange(ids.shape[1])[None]}
+            cached = {}
+            if difference == "cache":
+                inputs, cached = {}, {"past_key_values": caches[odd and ranks.rank == 1], "use_cache": True}
+            call = found.model
             if odd and ranks.rank == 1:
                 if difference == "data":
                     mine[1, 3] += 1
                 elif difference == "shape":
-                    mine = mine[:, :-1]
+                    mine, inputs = mine[:, :-1], {}
                 elif difference == "comm":
                     found.communication.set_comm("int8")
+                elif difference == "policy":
+                    found.communication.set_comm(Policy(parse_comm("int4"), SECOND_INT8))
+                elif difference == "mask":
+                    inputs["attention_mask"][0, 0] = 0
+                elif difference == "positions":
+                    inputs["position_ids"] = inputs["position_ids"] + 1
+                elif difference == "step":
+                    call = found.communication.counts
+            elif odd and difference == "policy":
+                found.communication.set_comm(Policy(parse_comm("int4"), FIRST_INT8))
             try:
-                found.model(input_ids=mine, use_cache=False)
+                call(**({} if call is not found.model else {"input_ids": mine, "use_cache": False} | inputs | cached))
                 said.append("fine")
             except Exception as error:
                 said.append(f"{type(error).__name__}: {error}")

@@ -302,6 +302,7 @@ def test_a_stopped_parent_ends_its_child_and_says_so(tmp_path, number, status, r
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
     )
     assert parent.stderr is not None
     started = int(parent.stderr.readline())

@@ -122,7 +122,7 @@ def test_auto_takes_the_native_codec():
     require("cpu")
     codec, note = get_codec("auto", [INT4], torch.bfloat16, "cpu")
     assert codec.name == "cpu"
-    assert note.startswith("cpu")
+    assert note.startswith("codec cpu")
 
 
 def test_a_missing_extension_has_a_reason(monkeypatch):

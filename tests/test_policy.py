@@ -66,6 +66,8 @@ def test_presets_fit_a_model_and_do_what_their_name_says(path):
     changed = {name for name, comm in Policy(INT4, rules).assign(SITES).items() if comm != INT4}
     expected = {
         "uniform": set(),
+        "down_proj_only": {s.name for s in SITES if s.kind == "o_proj"},  # the others are left unquantized
+        "o_proj_only": {s.name for s in SITES if s.kind == "down_proj"},
         "down_proj": {s.name for s in SITES if s.kind == "down_proj"},
         "o_proj": {s.name for s in SITES if s.kind == "o_proj"},
         "first_last": {s.name for s in SITES if s.layer in (0, 11)},

@@ -79,8 +79,13 @@ class Ranks:
         """The value of every rank, by rank, in every rank; values are pickled.
 
         Raises:
+            FcEvalError: another rank is about to do something else, such as a forward pass.
             LostProcessError: as `exchange`.
         """
+        self.agree("a gathering of facts", {})
+        return self._gather(value)
+
+    def _gather(self, value: T) -> list[T]:
         gathered: list[T] = [value] * self.world_size
         with self._waiting("a gathering of facts"):
             dist.all_gather_object(gathered, value, group=self.group)
@@ -97,20 +102,22 @@ class Ranks:
             FcEvalError: ranks differ; names the first difference and both values.
             LostProcessError: as `exchange`.
         """
-        own = torch.tensor([_digest(fact) for fact in (what, *facts.values())], device=self._facts_device)
+        # Of one size whatever is agreed upon: ranks that do different things meet here and are told so.
+        own = torch.tensor([_digest(what), _digest(list(map(str, facts.values())))], device=self._facts_device)
         rows = [torch.empty_like(own) for _ in range(self.world_size)]
         with self._waiting(what):
             dist.all_gather(rows, own, group=self.group)
         if all(torch.equal(row, own) for row in rows):
             return
         # Every rank sees the same table, so all of them come here.
-        tables = self.gather({"step": what} | {name: str(fact) for name, fact in facts.items()})
+        tables = self._gather({"step": what} | {name: str(fact) for name, fact in facts.items()})
         for name in tables[0]:
             for rank, table in enumerate(tables):
-                if table[name] != tables[0][name]:
+                if table.get(name) != tables[0][name]:
                     raise FcEvalError(
-                        f"the ranks do not do the same: {name} is {table[name]} on rank {rank} and {tables[0][name]} "
-                        "on rank 0; all ranks of a tensor-parallel group need the same inputs, model and comm"
+                        f"the ranks do not do the same: {name} is {table.get(name)} on rank {rank} and "
+                        f"{tables[0][name]} on rank 0; all ranks of a tensor-parallel group call the same methods with "
+                        "the same inputs, model and comm"
                     )
 
     @contextmanager

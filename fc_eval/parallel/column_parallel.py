@@ -30,7 +30,8 @@ class ColumnParallelForward(StandIn):
         if not self.active:
             return self.own(input)
         self.check_call(input)
-        weights = self.module.weight.chunk(self.world_size)
+        # Copies, as a rank holds them: products of single tokens in fp32 depend on where in memory a weight begins.
+        weights = [weight.clone() for weight in self.module.weight.chunk(self.world_size)]
         biases = [None] * self.world_size if self.module.bias is None else self.module.bias.chunk(self.world_size)
         parts = [functional.linear(input, weight, bias) for weight, bias in zip(weights, biases, strict=True)]
         return torch.cat(parts, dim=-1)

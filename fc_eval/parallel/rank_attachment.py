@@ -7,10 +7,11 @@ different results on two ranks never become a number.
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -49,6 +50,9 @@ class RankAttachment(Attachment):
         self._reducer = get_reducer(reducer, ranks)
         self._checksum: torch.Tensor | int = 0
         self._steps = 0
+        # What the caches of this model have seen so far, as a hash.
+        self._history = ""
+        self._histories: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
         self._summed: Arm | None = None  # the arm whose counts are those of all ranks
         super().__init__(model, comm, split, codec)
         self._stack = ExitStack()
@@ -56,7 +60,7 @@ class RankAttachment(Attachment):
         if self.world_size > 1:
             decoder = find_decoder(model)
             self._stack.callback(decoder.register_forward_pre_hook(self._agree, with_kwargs=True).remove)
-            self._stack.callback(decoder.register_forward_hook(self._add_to_checksum).remove)
+            self._stack.callback(decoder.register_forward_hook(self._after).remove)
 
     @property
     def reducer(self) -> str:
@@ -133,25 +137,57 @@ class RankAttachment(Attachment):
 
     def _agree(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Pre-forward hook: all ranks are about to compute the same."""
-        given = [*args, kwargs.get("input_ids"), kwargs.get("inputs_embeds")]
-        inputs = next((x for x in given if isinstance(x, torch.Tensor)), torch.empty(0))
-        self._steps += 1
+        given = {str(index): value for index, value in enumerate(args)} | kwargs
+        inputs = dict(_tensors(given))
+        seen = _sha256(inputs)
+        first = inputs.get("input_ids", inputs.get("inputs_embeds", next(iter(inputs.values()), torch.empty(0))))
+        cache = _cache_among(given.values())
+        # A rank's keys and values are its own heads'; that two caches belong together shows in what they came from.
+        self._history = _hash_of([self._histories.get(cache, "") if cache is not None else "", seen])
+        comms = self._arm.comms
         facts = {
-            "the comm": ", ".join(dict.fromkeys(comm.name for comm in self._arm.comms.values())),
+            "the comm": ", ".join(dict.fromkeys(comm.name for comm in comms.values())),
+            "the hash of the layers' comms": _hash_of(f"{site} {comm.name}" for site, comm in comms.items()),
             "the reducer": self.reducer,
-            "the input's shape": list(inputs.shape),
-            "the input's hash": _sha256(inputs),
+            "the input's shape": list(first.shape),
+            "the hash of all inputs": seen,
+            "the cache's length": cache.get_seq_length() if cache is not None else None,
+            "the hash of the cache's history": self._history,
         }
-        self.ranks.agree(f"forward pass {self._steps}", facts)
+        self.ranks.agree(f"forward pass {self._steps + 1}", facts)
+        self._steps += 1
 
-    def _add_to_checksum(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Post-forward hook: what the decoder gave enters the checksum, on the device."""
+    def _after(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Post-forward hook: what the decoder gave enters the checksum, on the device, and its cache has a history."""
+        if (cache := _cache_among(output.values() if isinstance(output, Mapping) else output)) is not None:
+            self._histories[cache] = self._history
         hidden = output[0]
         bits = hidden.contiguous().view(_INTEGERS[hidden.dtype]).sum(dtype=torch.int64)
         self._checksum = self._checksum * _CHECKSUM_FACTOR + bits
 
 
-def _sha256(values: torch.Tensor) -> str:
-    """The first digits of a hash of the values' bytes; waits for the device."""
-    plain = values.detach().cpu().contiguous().view(-1).view(torch.uint8)
-    return hashlib.sha256(plain.numpy().tobytes()).hexdigest()[:16]
+def _cache_among(values: Iterable[Any]) -> Any:
+    """The key/value cache among arguments or results, whose name differs between versions; None where there is none."""
+    return next((value for value in values if hasattr(value, "get_seq_length")), None)
+
+
+def _tensors(given: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors among the arguments of a forward pass, and in mappings among them (masks by kind of layer)."""
+    for name, value in given.items():
+        if isinstance(value, torch.Tensor):
+            yield name, value
+        elif isinstance(value, Mapping):
+            yield from ((f"{name}.{key}", tensor) for key, tensor in _tensors(value))
+
+
+def _sha256(inputs: Mapping[str, torch.Tensor]) -> str:
+    """The first digits of a hash of tensors' names, shapes and bytes; waits for the device."""
+    digest = hashlib.sha256()
+    for name, values in sorted(inputs.items()):
+        digest.update(f"{name} {values.dtype} {list(values.shape)} ".encode())
+        digest.update(values.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _hash_of(texts: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
