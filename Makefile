@@ -15,6 +15,9 @@ QUESTIONS ?= 100
 export FC_EVAL_CUDA ?= $(if $(wildcard /dev/nvidia0),auto,0)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
+# Many tests wait for child processes, which leave a core idle.
+SIDE_BY_SIDE := --numprocesses 2 --dist loadfile
+
 # The oldest transformers that is supported, in an environment that has all the rest from the first one.
 OLDEST := $(VENV)-oldest
 MODEL_TESTS := $(addprefix tests/test_,tp_smollm2.py tp_models.py sites.py forward.py models.py perplexity.py)
@@ -49,11 +52,11 @@ $(OLDEST)/.installed: $(VENV)/.installed-dev fc_eval/models/versions.py scripts/
 	@touch $@
 
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest $(SIDE_BY_SIDE)
 	$(MAKE) test-oldest
 
 test-oldest: $(OLDEST)/.installed
-	$(OLDEST)/bin/python -m pytest $(MODEL_TESTS)
+	$(OLDEST)/bin/python -m pytest $(SIDE_BY_SIDE) $(MODEL_TESTS)
 
 sanitize: $(VENV)/.installed-dev
 	$(BIN)/pytest -rs --durations=5 tests/test_native_build.py

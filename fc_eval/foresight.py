@@ -29,13 +29,15 @@ def check_ahead(config: RunConfig) -> None:
         if config.split_plan == "full":
             _check_heads(shape, sites, config.tp)
         policy.assign(sites)
-    _check_peers(config, [policy.default, *(rule.comm for rule in policy.rules)])
+    comms = (policy.default, *(rule.comm for rule in policy.rules))
+    _check_peers(config, comms)
+    if config.exec == "tp":
+        _check_ranks(config, comms)
     if config.codec in EXTENSIONS:
         if importlib.util.find_spec(EXTENSIONS[config.codec]) is None:
             raise FcEvalError(
                 f"codec={config.codec} is not part of this installation: use codec=auto, or see `fc-eval doctor`"
             )
-        comms = (policy.default, *(rule.comm for rule in policy.rules))
         if config.codec != config.device and any(comm.is_quantized for comm in comms):
             raise FcEvalError(
                 f"codec={config.codec} works on {config.codec} tensors, but device={config.device}: use codec=auto"
@@ -53,6 +55,17 @@ def _check_peers(config: RunConfig, comms: Sequence[Comm]) -> None:
             raise FcEvalError(
                 f"codec={config.codec} does not cover {peer.name}, the all-reduce of another system: use codec=auto"
             )
+
+
+def _check_ranks(config: RunConfig, comms: Sequence[Comm]) -> None:
+    """Makes sure that the reducer can do what is asked of it."""
+    if config.reducer == "fused" and config.device != "cuda":
+        raise FcEvalError(f"reducer=fused reduces between GPUs, but device={config.device}: use reducer=auto")
+    if config.reducer == "fused" and importlib.util.find_spec(EXTENSIONS["cuda"]) is None:
+        raise FcEvalError("reducer=fused is not part of this installation: use reducer=auto, or see `fc-eval doctor`")
+    if config.reducer != "gathered":
+        for comm in comms:
+            comm.check_between_ranks()
 
 
 def _check_heads(shape: Shape, sites: tuple[Site, ...], world_size: int) -> None:

@@ -100,6 +100,8 @@ def load_tensor_parallel(
         place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     if group is None:
         group = consecutive_group(tp, place.type, timeout_s)
+    if dist.get_rank(group) < 0:
+        raise FcEvalError("this process is not in the given group: only its members call load_tensor_parallel")
     if dist.get_world_size(group) != tp:
         raise FcEvalError(f"the group has {dist.get_world_size(group)} ranks, but tp={tp}: they must be the same")
     config = path if isinstance(path, ModelConfig) else ModelConfig(Path(path).stem, path=str(path), dtype=dtype)

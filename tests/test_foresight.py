@@ -68,6 +68,8 @@ def test_where_sizes_come_from(checkpoint, tmp_path):
             "policy rule 1 .* has no effect",
         ),
         (["codec=cuda"], "codec=cuda "),
+        (["exec=tp", "reducer=fused"], "reducer=fused reduces between GPUs, but device=cpu: use reducer=auto"),
+        (["exec=tp", "comm=int4-had"], "int4-g128-asym-had rotates whole rows, and real ranks hold parts of rows"),
     ],
 )
 def test_mistakes_are_found_without_loading_anything(overrides, words):

@@ -160,6 +160,23 @@ class Comm:
         """Whether anything is encoded at all."""
         return ALGORITHMS[self.algorithm].quantized
 
+    def check_between_ranks(self) -> None:
+        """Makes sure that real ranks can send what this comm sends.
+
+        Raises:
+            FcEvalError: it exists in emulation only.
+        """
+        if self.peer is not None:
+            raise FcEvalError(
+                f"{self.peer.name} is the all-reduce of another system, which exists in emulation only: use "
+                "exec=emulated or reducer=gathered"
+            )
+        if any(fmt.hadamard for fmt in (self.reduce, self.gather) if fmt is not None):
+            raise FcEvalError(
+                f"{self.name} rotates whole rows, and real ranks hold parts of rows: rotation exists in emulation "
+                "only; leave out '-had', or use reducer=gathered or exec=emulated"
+            )
+
     def at(self, tokens: int) -> "Comm":
         """What a call of so many tokens does: this comm without its threshold, or `fp32_ordered` below that."""
         if not self.min_tokens:

@@ -18,7 +18,6 @@ from fc_eval.collective.distributed_nodes import hierarchical, two_step
 from fc_eval.collective.distributed_ring import ring
 from fc_eval.collective.ranks import Ranks
 from fc_eval.collective.traffic import traffic_of
-from fc_eval.errors import FcEvalError
 from fc_eval.wire.layout import owned_blocks
 
 Algorithm = Callable[[torch.Tensor, Comm, Codec, Ranks], tuple[torch.Tensor, list[torch.Tensor]]]
@@ -38,22 +37,13 @@ def all_reduce(partial_TH: torch.Tensor, comm: Comm, codec: Codec, ranks: Ranks)
         non-finite groups of each stage.
 
     Raises:
-        FcEvalError: a format that rotates rows, or a node size that does not divide W.
+        FcEvalError: a comm that exists in emulation only, or a node size that does not divide W.
         LostProcessError: another rank has ended, or has not come within the group's timeout.
     """
     partial_TH = partial_TH.detach().contiguous()
     comm = comm.at(len(partial_TH))
     traffic = traffic_of(comm, ranks.world_size, *partial_TH.shape, DTYPE_NAMES[partial_TH.dtype])
-    if comm.peer is not None:
-        raise FcEvalError(
-            f"{comm.peer.name} is the all-reduce of another system, which exists in emulation only: use exec=emulated "
-            "or reducer=gathered"
-        )
-    if any(fmt.hadamard for fmt in (comm.reduce, comm.gather) if fmt is not None):
-        raise FcEvalError(
-            f"{comm.name} rotates whole rows, and real ranks hold parts of rows: rotation exists in emulation only; "
-            "leave out '-had', or use reducer=gathered or exec=emulated"
-        )
+    comm.check_between_ranks()
     none = torch.zeros(len(traffic.stages), dtype=torch.int64, device=partial_TH.device)
     if ranks.world_size == 1 or not partial_TH.numel():
         return Reduced(partial_TH, traffic, none)
