@@ -70,7 +70,7 @@ def test_every_file_of_the_eval_group_is_a_valid_evaluation_of_its_own_name():
     files = sorted((ROOT / "conf" / "eval").glob("*.yaml"))
     trees = {path.stem: yaml.safe_load(path.read_text()) for path in files}
     groups = [name for name, tree in trees.items() if "defaults" in tree]
-    assert groups == ["commonsense", "window_lengths"]
+    assert groups == ["commonsense", "wikitext2_lengths", "window_lengths"]
     assert {name for group in groups for name in trees[group]["defaults"]} <= set(trees)
     runs = {name: tree["runs"] for name, tree in trees.items() if name not in groups}
     assert all(list(run) == [name] for name, run in runs.items())
