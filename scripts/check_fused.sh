@@ -9,18 +9,23 @@
 # 3. runs `fc-eval bench allreduce`: virtual ranks at W = 2, 4, 8, processes, and between GPUs where there are two
 # Everything said goes to FOLDER/check.txt, measurements to FOLDER/allreduce.csv.
 # Exit status: 0 all went well, 1 something failed, 2 there is nothing to run it with.
+# BUILT names a folder with both builds made elsewhere, fused_debug and fused_release, which are then taken as they are.
+# SOURCE says of which commit a tree is that is not in git.
 # PYTHON names the interpreter: with fc_eval's dependencies and pytest, but without an editable fc_eval, which would be
 # taken instead of what is built here. NANOBIND names nanobind's cmake folder where that interpreter has none, QUICK=1
-# leaves out the long sizes.
+# leaves out the long sizes, LIMIT_S ends a step that takes longer (default 3600).
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
 folder=${1:-reports/fused}
 python=${PYTHON:-python3}
+BUILT=${BUILT:-}
 nanobind=${NANOBIND:-$("$python" -m nanobind --cmake_dir 2>/dev/null)}
-for tool in nvcc cmake nvidia-smi; do
+tools=(nvidia-smi)
+[ -n "$BUILT" ] || tools+=(nvcc cmake)
+for tool in "${tools[@]}"; do
   command -v "$tool" >/dev/null || { echo "error: $tool is not there" >&2; exit 2; }
 done
-[ -n "$nanobind" ] || { echo "error: nanobind is not there: pip install nanobind, or name its cmake folder in NANOBIND" >&2; exit 2; }
+[ -n "$nanobind$BUILT" ] || { echo "error: nanobind is not there: pip install nanobind, or name its cmake folder in NANOBIND" >&2; exit 2; }
 gpus=$(nvidia-smi --list-gpus | wc -l)
 mkdir -p "$folder"
 record=$folder/check.txt
@@ -30,29 +35,38 @@ say() { printf '%s\n' "$*" | tee -a "$record"; }
 run() {
   say ""
   say "\$ $*"
-  "$@" 2>&1 | tail -n "${LINES_KEPT:-40}" | tee -a "$record"
+  timeout "${LIMIT_S:-3600}" "$@" 2>&1 | tail -n "${LINES_KEPT:-40}" | tee -a "$record"
   [ "${PIPESTATUS[0]}" = 0 ] || { say "FAILED"; failed=1; }
 }
 
-# build NAME DEBUG: the extensions in build/NAME, and a copy of the package with them in build/NAME/tree.
+# build NAME DEBUG: the extensions, and a copy of the package with them in build/NAME/tree.
 build() {
+  local at=${BUILT:-build}/$1 tree=build/$1/tree
+  if [ -n "$BUILT" ]; then
+    say "built elsewhere: $1, $(sha256sum "$at"/_native_cuda*.so | cut -c1-16)"
+  else
+    compile "$@"
+  fi
+  mkdir -p "$tree"
+  cp -r fc_eval conf tests "$tree/"
+  find "$at" -maxdepth 1 -name '_native*.so' -exec cp {} "$tree/fc_eval/" \;
+  cp "$at/_native_build.txt" "$tree/fc_eval/"
+}
+
+compile() {
   local at=build/$1
   FC_EVAL_CUDA=1 FC_EVAL_CUDA_ARCHITECTURES=${FC_EVAL_CUDA_ARCHITECTURES:-90-real} run cmake -S cuda_ext -B "$at" \
     -DFC_EVAL_FUSED_DEBUG="$2" -Dnanobind_DIR="$nanobind" -DPython_EXECUTABLE="$("$python" -c 'import sys; print(sys.executable)')"
   LINES_KEPT=5 run cmake --build "$at" --parallel "$(nproc)"
-  mkdir -p "$at/tree"
-  cp -r fc_eval conf tests "$at/tree/"
-  find "$at" -maxdepth 1 -name '_native*.so' -exec cp {} "$at/tree/fc_eval/" \;
-  cp "$at/_native_build.txt" "$at/tree/fc_eval/"
 }
 
-say "the fused all-reduce, $(date -u +%Y-%m-%d), source $(git describe --always --dirty 2>/dev/null || echo 'not in git')"
+say "the fused all-reduce, $(date -u +%Y-%m-%d), source ${SOURCE:-$(git describe --always --dirty 2>/dev/null || echo 'not in git')}"
 say "$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader)"
 build fused_debug ON
 build fused_release OFF
 if command -v cuobjdump >/dev/null; then
   say ""
-  cuobjdump --dump-resource-usage build/fused_release/_native_cuda*.so 2>/dev/null |
+  cuobjdump --dump-resource-usage build/fused_release/tree/fc_eval/_native_cuda*.so 2>/dev/null |
     grep -A1 'fused_kernel' | grep -oE 'fused_kernel[A-Za-z0-9_]*|REG:[0-9]+|STACK:[0-9]+|SHARED:[0-9]+' | paste -sd' ' | tee -a "$record"
 fi
 

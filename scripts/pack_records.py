@@ -19,7 +19,7 @@ from fc_eval.results.files import write_atomic, write_json
 from fc_eval.results.record import load_runs
 from fc_eval.results.store import RunFolder
 
-HASH_DIGITS = 16  # of 64: 64 bits tell the questions of a task apart
+HASH_DIGITS = 8  # of 64: with the number of the question, 32 bits tell whether it is still the same one
 
 
 def slim(row: dict[str, Any]) -> dict[str, Any]:

@@ -98,7 +98,10 @@ inline void require_value_dtype(const View& v) {
     refuse(v.name + ": dtype " + std::string(kDTypeNames[v.dtype]) + ", expected bf16, fp16 or fp32");
 }
 
+// Without elements every stride will do: torch keeps or makes up those of empty tensors.
 inline void require_contiguous(const View& v) {
+  for (int i = 0; i < v.dims; ++i)
+    if (v.shape[i] == 0) return;
   int64_t expected = 1;
   for (int i = v.dims - 1; i >= 0; --i) {
     if (v.shape[i] > 1 && v.stride[i] != expected) refuse(v.name + ": must be contiguous");
