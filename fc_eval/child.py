@@ -7,9 +7,9 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import fc_eval
@@ -32,6 +32,51 @@ class Ending:
     error: str | None
 
 
+class Halt:
+    """Ends the children of all threads: a thread that waits for its child cannot be interrupted itself."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._children: set[subprocess.Popen[bytes]] = set()
+        self._reason: BaseException | None = None
+
+    def __call__(self, reason: BaseException) -> None:
+        """Stops every child, and lets no other start: their threads raise `reason`."""
+        with self._lock:
+            self._reason = reason
+            children = list(self._children)
+        for child in children:
+            child.terminate()
+        for child in children:
+            _stop(child)
+
+    def check(self) -> None:
+        """Raises the reason where all is to end."""
+        if self._reason is not None:
+            raise self._reason
+
+    def watch(self, child: "subprocess.Popen[bytes]") -> None:
+        """Counts a child among those to be stopped; raises where all is to end already."""
+        with self._lock:
+            self._children.add(child)
+        self.check()
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where a child sits among others.
+
+    Attributes:
+        environment: variables of its own.
+        named: whether the name of its run stands in front of each of its lines on the screen.
+        halt: what ends it.
+    """
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    named: bool = False
+    halt: Halt = field(default_factory=Halt)
+
+
 def child_command(folder: RunFolder) -> list[str]:
     """The command that carries out the run of a folder."""
     return [sys.executable, "-m", "fc_eval.run", str(folder.path)]
@@ -50,37 +95,45 @@ def child_environment() -> dict[str, str]:
     return environment
 
 
-def run_child(folder: RunFolder) -> Ending:
+def run_child(folder: RunFolder, seat: Seat) -> Ending:
     """Carries out the run of a folder; what it prints goes to the screen and to the folder's log.
 
     Raises:
         KeyboardInterrupt: the user or the system (`Terminated`) stopped this process; the child has ended, too.
+        BaseException: the reason of `seat.halt`; the child has ended.
         FcEvalError, OSError: the folder cannot be written; the child has ended.
     """
     started = time.time()
     folder.set_status("running", child=None)
     tail: deque[str] = deque(maxlen=TAIL_LINES)
+    prefix = f"{folder.path.name}: ".encode() if seat.named else b""
+    environment = child_environment() | dict(seat.environment)
     with folder.log_path.open("ab") as log:
         process = subprocess.Popen(
-            child_command(folder), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=child_environment()
+            child_command(folder), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment
         )
         beat = threading.Event()
         heart = threading.Thread(target=_heartbeat, args=(folder, process.pid, beat), daemon=True)
         heart.start()
         try:
+            seat.halt.watch(process)
             assert process.stdout is not None
             for line in process.stdout:
                 log.write(line)
                 log.flush()
-                sys.stderr.buffer.write(line)
+                sys.stderr.buffer.write(prefix + line)  # one write: lines of two children do not mix
                 sys.stderr.flush()
                 tail.append(line.decode(errors="replace").rstrip())
             code = process.wait()
+            if code:
+                seat.halt.check()
+            if code in (-signal.SIGINT, 128 + signal.SIGINT):  # a Ctrl-C reaches all processes of a terminal at once
+                raise KeyboardInterrupt
         except BaseException as stop:
             _stop(process)
             _end(beat, heart)
             with suppress(FcEvalError):  # the first reason is the one to be told
-                folder.set_status("failed", error=_why_stopped(stop))
+                folder.set_status("failed", error=why_stopped(stop))
             raise
         _end(beat, heart)
     return Ending(code, time.time() - started, _explain(code, tail))
@@ -95,9 +148,14 @@ def _stop(process: "subprocess.Popen[bytes]") -> None:
         process.wait()
 
 
-def _why_stopped(stop: BaseException) -> str:
+def why_stopped(stop: BaseException) -> str:
+    """What ended a run from outside, in words."""
     if isinstance(stop, Terminated):
         return "stopped by SIGTERM"
+    if isinstance(stop, GeneratorExit):  # nobody asks for the outcomes of a sweep any more
+        return "stopped, because another run failed (fail_fast=true)"
+    if isinstance(stop, SystemExit):  # what submitit raises in a job that is taken away
+        return "stopped by the scheduler; it goes on where that starts it again"
     return "stopped by the user" if isinstance(stop, KeyboardInterrupt) else f"stopped: {stop or type(stop).__name__}"
 
 

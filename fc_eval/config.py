@@ -12,6 +12,7 @@ from fc_eval.collective.comm import BASELINE, parse_comm
 from fc_eval.comm_config import CommConfig
 from fc_eval.errors import FcEvalError, unknown
 from fc_eval.evaluate.spec import EvalSpec, LayerErrorSpec, parse_spec, parse_specs
+from fc_eval.job import JOB_KEYS
 from fc_eval.models.config import ModelConfig
 from fc_eval.parallel.policy import Policy, Rule
 from fc_eval.settings import build, check_scalars, checked_mapping
@@ -180,7 +181,7 @@ class RunConfig:
         Raises:
             FcEvalError: a key that is not known, a missing one, or a value that is not possible.
         """
-        tree = checked_mapping("", mapping, [*_KEYS, *_JOB_KEYS], ["model", "comm", "policy", "eval", "tp"])
+        tree = checked_mapping("", mapping, [*_KEYS, *JOB_KEYS], ["model", "comm", "policy", "eval", "tp"])
         data = checked_mapping("data", tree.get("data", {}), ["root"])
         evals = checked_mapping("eval", tree["eval"], ["runs", "tasks", "limit", *_EVAL_KEYS])
         specs = parse_specs(evals.get("runs", {}), evals.get("tasks", []), evals.get("limit"))
@@ -238,38 +239,6 @@ class RunConfig:
         return tree
 
 
-@dataclass(frozen=True)
-class Job:
-    """What a command line says beside the configuration of a run.
-
-    Attributes:
-        out: folder of the run folders.
-        fail_fast: stop a sweep at the first failed run.
-        dry_run: only say what would run.
-        retries: how often a run that failed is tried again.
-    """
-
-    out: str = "runs"
-    fail_fast: bool = False
-    dry_run: bool = False
-    retries: int = 0
-
-    @classmethod
-    def from_mapping(cls, mapping: Mapping[str, Any]) -> "Job":
-        """Its own keys of the mapping that Hydra composed.
-
-        Raises:
-            FcEvalError: a value that is not possible.
-        """
-        job = build("", cls, {key: mapping[key] for key in _JOB_KEYS if key in mapping})
-        if not job.out.strip():
-            raise FcEvalError("out= names no folder: give the one of the run folders with out=DIR, as in out=runs")
-        if job.retries < 0:
-            raise FcEvalError(f"retries={job.retries} is not possible: expected a whole number, at least 0")
-        return job
-
-
-_JOB_KEYS = tuple(field.name for field in fields(Job))
 _EVAL_KEYS = tuple(field.name for field in fields(EvalConfig) if field.name != "specs")
 _CHOICES = {"exec": EXECS, "plan": PLANS, "reducer": REDUCERS, "codec": CODECS, "device": DEVICES}
 _SCALARS = ("tp", *_CHOICES, "seed", "threads", "processes")

@@ -1,21 +1,26 @@
-"""`fc-eval run`: each job of a sweep is composed and checked, then `sweep.execute` runs it in a child process."""
+"""`fc-eval run`: every run of a sweep is composed, checked and planned, then `sweep.carry_out` has it run."""
 
 import shlex
 import sys
 import traceback
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 
 import yaml
 
 from fc_eval.compose import EXPERIMENT, GROUPS, compose_mappings, compose_one
-from fc_eval.config import Job, RunConfig
+from fc_eval.config import RunConfig
 from fc_eval.errors import FcEvalError, os_error, unknown
 from fc_eval.experiment import experiment
+from fc_eval.job import Job
 from fc_eval.launch import USER_ERROR_EXIT
+from fc_eval.launchers import check_room, launcher_of, room_of
+from fc_eval.machine import share_note
+from fc_eval.planned_run import Outcome, PlannedRun
 from fc_eval.presets import conf_dir, options
 from fc_eval.results.store import RunStore
-from fc_eval.sweep import Outcome, execute, summarize
+from fc_eval.sweep import carry_out, foretell, planned, summarize
 
 __all__ = ["compose_one", "help_text", "run"]
 
@@ -41,29 +46,48 @@ def run(arguments: Sequence[str]) -> int:
             "---\n".join(yaml.safe_dump(mapping, sort_keys=False, allow_unicode=True) for mapping in mappings), end=""
         )
         return 0
-    jobs: list[tuple[RunConfig, Job]] = []
-    outcomes: list[Outcome] = []
     refused = Refused()
-    for mapping in mappings:  # all of them before the first one runs: a mistake should not show after hours
+    composed: list[tuple[RunConfig, Job]] = []
+    for mapping in mappings:
         with refused:
-            jobs.append((RunConfig.from_mapping(mapping), Job.from_mapping(mapping)))
-    for config, job in jobs:
-        if job.fail_fast and (refused or any(outcome.state == "failed" for outcome in outcomes)):
-            break
+            composed.append((RunConfig.from_mapping(mapping), Job.from_mapping(mapping)))
+    if not composed:
+        return refused.status
+    job = _shared([own for _, own in composed])
+    launcher, room = launcher_of(job), room_of(job)
+    runs: list[PlannedRun] = []
+    notes: dict[str | None, None] = {}
+    for config, own in composed:  # all of them before the first one runs: a mistake should not show after hours
         with refused:
-            store = RunStore(Path(job.out))
+            store = RunStore(Path(own.out))
             if not job.dry_run:
                 store.prepare()
-            outcomes.extend(execute(config, store, dry_run=job.dry_run, retries=job.retries, earlier=outcomes))
-    if not outcomes:
+            runs += planned(config, store, room, job.retries)
+            check_room(runs[-1], job)
+            notes[share_note(config, room)] = None
+    if not runs or (job.fail_fast and refused):
         return refused.status
+    for note in filter(None, notes):
+        print(note)
+    outcomes = foretell(runs) if job.dry_run else carry_out(runs, launcher, fail_fast=job.fail_fast)
     status = summarize(outcomes)
-    if all(job.dry_run for _, job in jobs):
-        print(_how_to_run(arguments, [config for config, _ in jobs]))
+    if job.dry_run:
+        print(_how_to_run(arguments, [config for config, _ in composed]))
     for reason in [*refused.mistakes, *refused.defects]:
         print(f"not run: {reason}")
     _print_table(outcomes)
     return status if status == 1 or not refused else refused.status
+
+
+def _shared(jobs: Sequence[Job]) -> Job:
+    """What holds for a whole command line."""
+    first = jobs[0]
+    for job in jobs[1:]:
+        for field in fields(Job):
+            values = getattr(first, field.name), getattr(job, field.name)
+            if field.name != "out" and values[0] != values[1]:
+                raise FcEvalError(f"{field.name} holds for a whole sweep, but several values are given: choose one")
+    return first
 
 
 class Refused:

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def cpu_count() -> int:
     return os.cpu_count() or 1
 
 
-def threads_each(processes: int) -> int:
+def threads_each(processes: int, cpus: int) -> int:
     """CPU threads of each process where a run does not say: OMP_NUM_THREADS, or an even share of the CPUs.
 
     Raises:
@@ -27,7 +27,7 @@ def threads_each(processes: int) -> int:
     """
     given = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # later numbers are for nested regions
     if not given:
-        return min(MAX_THREADS, max(1, cpu_count() // processes))
+        return min(MAX_THREADS, max(1, cpus // processes))
     if not given.isdecimal() or not 1 <= int(given) <= MAX_THREADS:
         raise FcEvalError(
             f"OMP_NUM_THREADS={given!r} in the environment is not possible: expected 1 to {MAX_THREADS}; unset it, or "
@@ -46,8 +46,36 @@ def gpu_count() -> int:
     return int(found.stdout) if found.returncode == 0 else 0
 
 
-def settled(config: RunConfig) -> RunConfig:
-    """The same run with `auto` replaced by what this machine has.
+@dataclass(frozen=True)
+class Room:
+    """What the runs of a command may use.
+
+    Attributes:
+        jobs: runs that share it at a time, each with an even share.
+        cpus: CPUs, None for those of this machine.
+        gpus: GPUs, None for those that torch sees here.
+    """
+
+    jobs: int = 1
+    cpus: int | None = None
+    gpus: int | None = None
+
+    def cpu_share(self) -> int:
+        """CPUs of each run, at least 1."""
+        return max(1, (cpu_count() if self.cpus is None else self.cpus) // self.jobs)
+
+    def gpu_share(self) -> int:
+        """GPUs of each run: 0 where there are none, and at least 1, which several runs may then have to share."""
+        gpus = self.all_gpus()
+        return max(1, gpus // self.jobs) if gpus else 0
+
+    def all_gpus(self) -> int:
+        """GPUs of all runs."""
+        return gpu_count() if self.gpus is None else self.gpus
+
+
+def settled(config: RunConfig, room: Room | None = None) -> RunConfig:
+    """The same run with `auto` replaced by what this machine has, or by its share of it beside other runs.
 
     A GPU computes the same bits beside others, so the number of groups is no part of what a run is. On a CPU the
     order of sums follows the number of threads, so it is always settled there.
@@ -55,23 +83,36 @@ def settled(config: RunConfig) -> RunConfig:
     Raises:
         FcEvalError: a GPU asked for where there is none, more processes than GPUs, or an impossible OMP_NUM_THREADS.
     """
-    if config.device == "cuda" and not gpu_count():
+    room = room or Room()
+    if config.device == "cuda" and not room.all_gpus():
+        if room.gpus is not None:
+            raise FcEvalError("device=cuda but launcher.gpus=0: say how many GPUs each job asks for, or device=cpu")
         raise FcEvalError("device=cuda but torch sees no CUDA device: use device=cpu, or install a CUDA build of torch")
     if config.device == "auto":
-        config = replace(config, device="cuda" if gpu_count() else "cpu")
-    gpus = gpu_count() if config.device == "cuda" else 0
+        config = replace(config, device="cuda" if room.all_gpus() else "cpu")
+    gpus = room.gpu_share() if config.device == "cuda" else 0
     if config.processes == "auto":
         config = replace(config, processes=1 if config.model.device_map else max(1, gpus // config.ranks))
     assert isinstance(config.processes, int)
+    found = f"torch sees {gpus}" if room == Room() else f"a run has {gpus} (jobs={room.jobs})"
     if gpus and config.ranks > gpus:
         raise FcEvalError(
-            f"exec=tp with tp={config.tp} needs as many GPUs, but torch sees {gpus}: use exec=emulated or device=cpu"
+            f"exec=tp with tp={config.tp} needs as many GPUs, but {found}: use exec=emulated or device=cpu"
         )
     if config.processes > 1 and gpus and config.processes * config.ranks > gpus:
         each = f" of {config.ranks} GPUs each" if config.ranks > 1 else ""
-        raise FcEvalError(
-            f"processes={config.processes}{each} needs as many GPUs, but torch sees {gpus}: use processes=auto"
-        )
+        raise FcEvalError(f"processes={config.processes}{each} needs as many GPUs, but {found}: use processes=auto")
     if config.device == "cpu" and config.threads is None:
-        config = replace(config, threads=threads_each(config.processes * config.ranks))
+        config = replace(config, threads=threads_each(config.processes * config.ranks, room.cpu_share()))
     return config
+
+
+def share_note(config: RunConfig, room: Room) -> str | None:
+    """What to say of a run whose threads follow from the others beside it, None where they do not."""
+    shared, alone = settled(config, room), settled(config, replace(room, jobs=1))
+    if shared.device != "cpu" or shared.threads == alone.threads:
+        return None
+    return (
+        f"threads={shared.threads} for each run, its share of the CPUs with jobs={room.jobs}; on a CPU the threads are "
+        f"part of what a run is, and one without jobs= has {alone.threads} here: give threads=N to share runs with it"
+    )

@@ -6,8 +6,8 @@ from typing import Any
 
 import yaml
 
-# Groups of which a run has exactly one choice; of `eval` it has any number.
-SINGLE = ("model", "comm", "policy")
+# Groups of which there is exactly one choice; of `eval` a run has any number.
+SINGLE = ("model", "comm", "policy", "launcher")
 
 
 @cache

@@ -1,235 +1,123 @@
-"""The parent of all runs: fingerprints, skips what is done, starts one child per run. Imports no tensor library.
+"""The parent of all runs: plans them, skips what is done, has a launcher carry out the rest, and says how it went.
 
-A child that raises, exits, runs out of memory or is killed leaves the others alone: its folder says how it ended, and
-the same command tries only the missing runs again.
+Imports no tensor library. Baselines come before what is compared with them, so that no two runs wait for one.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import cache
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
 
-from fc_eval.child import run_child
-from fc_eval.config import UNIFORM, RunConfig
-from fc_eval.contents import Contents, contents, pinned
-from fc_eval.errors import FcEvalError, os_error, os_reason
+from fc_eval.config import RunConfig
+from fc_eval.errors import FcEvalError, os_reason
+from fc_eval.estimate import estimate
 from fc_eval.foresight import check_ahead
 from fc_eval.launch import USER_ERROR_EXIT
-from fc_eval.machine import settled
-from fc_eval.results.fingerprint import fingerprint
-from fc_eval.results.record import RunRecord, read_run
+from fc_eval.launchers import Launcher, one_by_one
+from fc_eval.machine import Room
+from fc_eval.plan import plan
+from fc_eval.planned_run import Outcome, PlannedRun
 from fc_eval.results.state import is_run, unfinished
 from fc_eval.results.store import RunFolder, RunStore
 
-State = Literal["done", "skipped", "failed", "planned"]
 
-
-@dataclass(frozen=True)
-class Outcome:
-    """How one run ended: `state`, its folder, seconds spent, the error's last lines when it failed, and whether that is
-    a mistake which the user can mend.
-    """
-
-    state: State
-    folder: RunFolder
-    seconds: float = 0.0
-    error: str | None = None
-    mistake: bool = False
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A run with its identity resolved: device settled, files hashed, branches on the Hub replaced by commits."""
-
-    config: RunConfig
-    name: str
-    fingerprint: str
-    contents: Contents
-
-
-def plan(config: RunConfig) -> Plan:
-    """Settles the device and the processes, and computes the fingerprint.
-
-    Raises:
-        FcEvalError: a file that is missing, or a GPU asked for where there is none.
-    """
-    config = settled(config)
-    if config.is_baseline:
-        config = config.baseline()  # however it was asked for, it is the same run
-    config = replace(config, model=pinned(config.model))
-    found = contents(config)
-    identity = fingerprint(config.identity(), {"model": found.model, "data": found.data})
-    return Plan(config, _name(config), identity, found)
-
-
-def _name(config: RunConfig) -> str:
-    """What a run folder is called: readable, and short enough for a file system; the fingerprint tells runs apart."""
-    comm = config.comm.build()
-    groups = dict.fromkeys(fmt.group_size for fmt in (comm.reduce, comm.gather) if fmt is not None)
-    parts = [config.model.name, comm.short_name, *(f"g{group}" for group in groups)]
-    parts += [] if config.policy_name == UNIFORM else [config.policy_name]
-    parts += [f"tp{config.tp}" if config.exec == "emulated" else f"ranks{config.tp}"]
-    parts += [spec.name for spec in config.eval.specs]
-    return "".join(c if c.isalnum() or c in "-_." else "_" for c in "-".join(parts))[:120]
-
-
-def execute(
-    config: RunConfig,
-    store: RunStore,
-    *,
-    dry_run: bool = False,
-    retries: int = 0,
-    earlier: Sequence[Outcome] = (),
-    say: Callable[[str], None] = print,
-) -> list[Outcome]:
-    """Makes sure that a run and the baseline it is compared with are in the store, computing only what is missing.
+def planned(config: RunConfig, store: RunStore, room: Room | None = None, retries: int = 0) -> list[PlannedRun]:
+    """A run and the baseline that it is compared with, the baseline first; a baseline stands alone.
 
     Args:
         config: the run.
-        store: where runs are kept; a dry run changes nothing there.
-        dry_run: only say what would run.
-        retries: how often a run that failed is tried again; a mistake of the user's is not.
-        earlier: what became of the runs before this one in the same sweep: each is tried, and told of, once.
-        say: takes one line on each run.
-
-    Returns:
-        One outcome per run, the baseline first. A failed baseline leaves its run undone, because a run without
-        its baseline says nothing.
+        store: where runs are kept.
+        room: what a run may use, None for all of this machine.
+        retries: how often a run that failed is tried again.
 
     Raises:
         FcEvalError: the configuration refers to something that is not there, or cannot work.
     """
-    known = {outcome.folder.path: outcome for outcome in earlier}
-    target = plan(config)
+    target = plan(config, room)
     check_ahead(target.config)
-    plans = [target] if config.is_baseline else [plan(config.baseline()), target]
-    outcomes: list[Outcome] = []
-    for index, item in enumerate(plans):
-        baseline = plans[0].fingerprint if index else None
-        folder = store.folder(item.name, item.fingerprint)
-        if outcomes and outcomes[-1].state == "failed":
-            why = f"its baseline {outcomes[-1].folder.path.name} failed"
-            outcomes.append(Outcome("failed", folder, error=why, mistake=outcomes[-1].mistake))
-            break
-        outcomes.append(known.get(folder.path) or _ensure(item, baseline, folder, store, dry_run, retries, say))
-    return outcomes
+    folder = store.folder(target.name, target.fingerprint)
+    if config.is_baseline:
+        return [PlannedRun(target, None, folder, retries)]
+    other = plan(config.baseline(), room)
+    baseline = PlannedRun(other, None, store.folder(other.name, other.fingerprint), retries)
+    return [baseline, PlannedRun(target, baseline, folder, retries)]
 
 
-def _ensure(
-    item: Plan,
-    baseline: str | None,
-    folder: RunFolder,
-    store: RunStore,
-    dry_run: bool,
-    retries: int,
-    say: Callable[[str], None],
-) -> Outcome:
-    name = folder.path.name
-    if _done(folder, say):
-        say(f"= {name}: done before")
-        return Outcome("skipped", folder)
-    if dry_run:
-        seconds = _estimate(item, store)
-        say(f"+ {name}: would run, {f'about {seconds:.0f} s' if seconds else 'time unknown'}")
-        return Outcome("planned", folder, seconds or 0.0)
-    try:
-        with store.lock(item.fingerprint, lambda: say(f"~ {name}: waiting for another process that computes it")):
-            if _done(folder, lambda text: None):  # another process finished it while this one waited for the lock
-                say(f"= {name}: done by another process")
-                return Outcome("skipped", folder)
-            say(f"> {name}")
-            outcome = _compute(item, baseline, folder)
-            for attempt in range(retries):  # finished evaluations are kept, so that only the rest is computed again
-                if outcome.state != "failed" or outcome.mistake:
+def execute(
+    config: RunConfig, store: RunStore, *, retries: int = 0, say: Callable[[str], None] = print
+) -> list[Outcome]:
+    """Makes sure that a run and its baseline are in the store, computing what is missing, one after the other.
+
+    Returns:
+        One outcome per run, the baseline first.
+
+    Raises:
+        FcEvalError: as `planned`.
+    """
+    return carry_out(planned(config, store, retries=retries), partial(one_by_one, say=say), say=say)
+
+
+def carry_out(
+    runs: Sequence[PlannedRun], launcher: Launcher, *, fail_fast: bool = False, say: Callable[[str], None] = print
+) -> list[Outcome]:
+    """Makes sure that runs are in their stores: each is tried, and told of, once.
+
+    Args:
+        runs: what is to be there, in any order; all baselines are among them.
+        launcher: carries out those that are missing.
+        fail_fast: stops everything at the first run that fails.
+        say: takes one line on each run.
+
+    Returns:
+        One outcome per run, in the order of `runs`; with `fail_fast`, of those that ended. A failed baseline leaves
+        its runs undone, because a run without its baseline says nothing.
+    """
+    unique = list({run.folder.path: run for run in runs}.values())
+    outcomes: dict[Path, Outcome] = {}
+    for wave in ([run for run in unique if run.baseline is None], [run for run in unique if run.baseline is not None]):
+        missing = [run for run in wave if not _settled_before(run, outcomes, say)]
+        with closing(launcher(missing)) as ended:
+            for run, outcome in ended:
+                outcomes[run.folder.path] = outcome
+                say(f"{_how(outcome, run)} ({len(outcomes)} of {len(unique)})")
+                if fail_fast and outcome.state == "failed":
                     break
-                say(f"> {name}: failed, retry {attempt + 1} of {retries}: {outcome.error}")
-                outcome = _compute(item, baseline, folder)
-            return outcome
-    except FcEvalError as error:
-        return Outcome("failed", folder, error=str(error), mistake=True)
-    except BrokenPipeError:  # nobody reads what is said any more
-        raise
-    except OSError as error:  # the folder or the log cannot be written
-        return Outcome("failed", folder, error=str(os_error(error, folder.path)), mistake=True)
+        if fail_fast and any(outcome.state == "failed" for outcome in outcomes.values()):
+            break
+    return [outcomes[run.folder.path] for run in unique if run.folder.path in outcomes]
 
 
-def _done(folder: RunFolder, say: Callable[[str], None]) -> bool:
-    """Whether a folder holds the whole run; one whose files do not read is said and computed again."""
-    if not is_run(folder.path):
-        return False
-    found = read_run(folder.path)
-    if isinstance(found, RunRecord):
-        return found.fingerprint == folder.fingerprint
-    if found.state == "broken":
-        say(f"! {found.name}: broken: {found.reason}")
-    return False
+def _settled_before(run: PlannedRun, outcomes: dict[Path, Outcome], say: Callable[[str], None]) -> bool:
+    """Whether nothing is to be computed, because the run is done or its baseline failed; notes that."""
+    base = outcomes.get(run.baseline.folder.path) if run.baseline is not None else None
+    if base is not None and base.state == "failed":
+        why = f"its baseline {base.folder.path.name} failed"
+        outcomes[run.folder.path] = Outcome("failed", run.folder, error=why, mistake=base.mistake)
+    elif run.is_done(say):
+        say(f"= {run.name}: done before")
+        outcomes[run.folder.path] = Outcome("skipped", run.folder)
+    return run.folder.path in outcomes
 
 
-def _estimate(item: Plan, store: RunStore) -> float | None:
-    """Seconds that a finished run of the same model, device and evaluations took, None where there is none."""
-    wanted = _what_takes_time(item.config.as_dict())
-    times = []
-    for file in store.root.glob("*/result.json"):
-        with suppress(FcEvalError, OSError, KeyError, TypeError, ValueError):  # a report says what is broken
-            key, seconds = _time_of(file, file.stat().st_mtime_ns)
-            times += [seconds] if key == wanted else []
-    return max(times) if times else None
+def _how(outcome: Outcome, run: PlannedRun) -> str:
+    if outcome.state == "failed":
+        return f"! {run.name}: failed: {(outcome.error or '').splitlines()[-1]}"
+    return f". {run.name}: done" + (f" in {outcome.seconds:.0f} s" if outcome.state == "done" else "")
 
 
-@cache
-def _time_of(result: Path, changed_ns: int) -> tuple[tuple[Any, ...], float]:
-    """What took time in a finished run, and how many seconds; remembered until the file changes."""
-    folder = RunFolder(result.parent, "")
-    return _what_takes_time(folder.read_config()["config"]), float(folder.read_result()["time"]["total_s"])
-
-
-def _what_takes_time(config: Mapping[str, Any]) -> tuple[Any, ...]:
-    specs = [{key: value for key, value in spec.items() if key != "path"} for spec in config["eval"]["specs"]]
-    return config["model"]["name"], config["device"], config["tp"], config.get("processes", 1), specs
-
-
-def write_plan(item: Plan, baseline: str | None, folder: RunFolder) -> None:
-    """Writes what the child of a run reads: its configuration, and what it is made of."""
-    folder.write_config(
-        {
-            "config": item.config.as_dict(),
-            "baseline_fingerprint": baseline,
-            "model_files": list(item.contents.model),
-            "data": {name: list(lines) for name, lines in item.contents.data.items()},
-            "commits": dict(item.contents.commits),
-            "unknown": list(item.contents.unknown),
-        }
-    )
-
-
-def _compute(item: Plan, baseline: str | None, folder: RunFolder) -> Outcome:
-    """Runs the child and judges what it left."""
-    write_plan(item, baseline, folder)
-    ending = run_child(folder)
-    error = ending.error
-    if _files_changed(item):
-        folder.discard_results()
-        error = "its model or data files changed while it ran, so its numbers were thrown away: run it again"
-    if error is None:
-        folder.set_status("done")
-        found = read_run(folder.path)
-        if isinstance(found, RunRecord):
-            return Outcome("done", folder, ending.seconds)
-        error = f"it left no result that reads: {found.reason}"
-    with suppress(FcEvalError):  # where the disk is full, the child's own words say what did not fit
-        folder.set_status("failed", error=error)
-    return Outcome("failed", folder, ending.seconds, error, mistake=ending.code == USER_ERROR_EXIT)
-
-
-def _files_changed(item: Plan) -> bool:
-    """Whether the files of a run are no longer those that its fingerprint was made of."""
-    try:
-        return plan(item.config).fingerprint != item.fingerprint
-    except FcEvalError:  # one of them is gone
-        return True
+def foretell(runs: Sequence[PlannedRun], say: Callable[[str], None] = print) -> list[Outcome]:
+    """Says of each run whether it is done, or would run and how long that may take; changes nothing."""
+    outcomes = []
+    for run in {run.folder.path: run for run in runs}.values():
+        if run.is_done(say):
+            say(f"= {run.name}: done before")
+            outcomes.append(Outcome("skipped", run.folder))
+            continue
+        seconds = estimate(run)
+        say(f"+ {run.name}: would run, {f'about {seconds:.0f} s' if seconds else 'time unknown'}")
+        outcomes.append(Outcome("planned", run.folder, seconds or 0.0))
+    return outcomes
 
 
 def summarize(outcomes: list[Outcome], say: Callable[[str], None] = print) -> int:

@@ -12,7 +12,7 @@ from fc_eval.compose import compose_one
 from fc_eval.errors import FcEvalError
 from fc_eval.evaluate.loading import check_commits
 from fc_eval.hub_commit import Commit
-from fc_eval.sweep import plan
+from fc_eval.plan import plan
 
 ROOT = Path(__file__).parents[1]
 BASE = ["model=tiny", "tp=2", "device=cpu"]

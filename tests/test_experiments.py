@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fc_eval import hub_commit, run, sweep
+from fc_eval import hub_commit, planned_run, run
 from fc_eval.child import Ending
 from fc_eval.cli import main
 from fc_eval.collective.comm import parse_comm
@@ -143,11 +143,11 @@ def store(tmp_path_factory):
 def test_a_tiny_version_of_each_runs(name, store, capsys, monkeypatch, one_thread):
     """Two arms of each, in this process so that the tensor library is loaded once, into one store: arms are shared."""
 
-    def in_process(folder):
+    def in_process(folder, seat):
         folder.set_status("running")
         return Ending(run.main(str(folder.path)), 0.0, None)
 
-    monkeypatch.setattr(sweep, "run_child", in_process)
+    monkeypatch.setattr(planned_run, "run_child", in_process)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # the run sets it, too, where its data need no network
     found = experiment(name)
     comms = ",".join(f'"{comm}"' for comm in dict.fromkeys((found.comms[0], found.comms[-1])))

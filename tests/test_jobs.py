@@ -12,15 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from fc_eval import child, sweep
-from fc_eval.child import Ending, child_environment
+from fc_eval import child, planned_run
+from fc_eval import plan as planning
+from fc_eval.child import Ending, Seat, child_environment
 from fc_eval.cli import main
 from fc_eval.compose import compose_one
 from fc_eval.errors import FcEvalError, Terminated
 from fc_eval.launch import USER_ERROR_EXIT, sigterm_raises
+from fc_eval.plan import plan
 from fc_eval.results import files
 from fc_eval.results.store import RunFolder, RunStore
-from fc_eval.sweep import execute, plan
+from fc_eval.sweep import execute
 
 ROOT = Path(__file__).parents[1]
 TINY = ["model=tiny", "tp=2", "eval=text", "eval.limit=2", "eval.runs.text.window_tokens=64", "threads=1", "device=cpu"]
@@ -33,14 +35,14 @@ def children(monkeypatch):
     """Runs that end at once, as `ends` says of their comm (done: None); a list of those that were started."""
     started: list[str] = []
 
-    def run(folder: RunFolder) -> Ending:
+    def run(folder: RunFolder, seat: Seat) -> Ending:
         name = folder.path.name.split("-")[1]
         started.append(name)
         folder.set_status("running")
         return ends.get(name, Ending(1, 0.5, "it failed"))
 
     ends: dict[str, Ending] = {}
-    monkeypatch.setattr(sweep, "run_child", run)
+    monkeypatch.setattr(planned_run, "run_child", run)
     started_and_ends = started, ends
     return started_and_ends
 
@@ -124,8 +126,8 @@ def test_a_defect_that_one_job_meets_does_not_end_the_others(tmp_path, capsys, c
             raise RuntimeError("nobody thought of this")
         return found(config)
 
-    found = sweep.contents
-    monkeypatch.setattr(sweep, "contents", contents)
+    found = planning.contents
+    monkeypatch.setattr(planning, "contents", contents)
     status, out, err = run_main(capsys, "-m", "comm=int8", "tp=2,4", *ANY_TP, f"out={tmp_path / 'runs'}")
     assert status == 1
     assert children[0] == ["fp32_ordered"]
@@ -174,7 +176,8 @@ def test_waiting_for_another_process_is_said_once(tmp_path, children):
         assert children[0] == []
     waiting.join()
     assert children[0] == ["fp32_ordered"]
-    assert said[1:] == [f"> {store.folder(target.name, target.fingerprint).path.name}"]
+    name = store.folder(target.name, target.fingerprint).path.name
+    assert said[1:] == [f"> {name}", f"! {name}: failed: it failed (1 of 1)"]
 
 
 @pytest.mark.parametrize(

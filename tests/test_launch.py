@@ -16,8 +16,10 @@ from launching import ROOT, launched, start
 
 from fc_eval import launch, run
 from fc_eval.compose import compose_one
+from fc_eval.plan import plan
+from fc_eval.planned_run import write_plan
 from fc_eval.results.store import RunStore
-from fc_eval.sweep import execute, plan, summarize, write_plan
+from fc_eval.sweep import execute, summarize
 
 
 def gone(pid: int) -> bool:

@@ -8,8 +8,9 @@ import pytest
 import yaml
 
 from fc_eval.compose import compose_mappings, compose_one
-from fc_eval.config import Job, RunConfig
+from fc_eval.config import RunConfig
 from fc_eval.errors import FcEvalError
+from fc_eval.job import Job
 from fc_eval.models.config import model_files
 from fc_eval.presets import options
 

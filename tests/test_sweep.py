@@ -12,8 +12,10 @@ import pytest
 
 from fc_eval import child
 from fc_eval.hydra_app import compose_one
+from fc_eval.plan import plan
+from fc_eval.planned_run import Outcome
 from fc_eval.results.store import RunStore
-from fc_eval.sweep import Outcome, execute, plan
+from fc_eval.sweep import execute
 
 ROOT = Path(__file__).parents[1]
 TINY = ["model=tiny", "tp=2", "eval=text", "eval.limit=2", "eval.runs.text.window_tokens=64", "threads=1", "device=cpu"]

@@ -25,8 +25,10 @@ from fc_eval.foresight import check_ahead
 from fc_eval.models.config import ModelConfig
 from fc_eval.models.load import load_model
 from fc_eval.parallel.emulate import communicate
+from fc_eval.plan import plan
+from fc_eval.planned_run import write_plan
 from fc_eval.results.store import RunFolder, RunStore
-from fc_eval.sweep import execute, plan, write_plan
+from fc_eval.sweep import execute
 
 TINY = ["model=tiny", "tp=2", "device=cpu", "threads=1", "eval=text", "eval.limit=3"]
 

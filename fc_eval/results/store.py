@@ -155,18 +155,20 @@ class RunStore:
 
         Args:
             fingerprint: of the run.
-            waiting: called once where another process holds the lock.
+            waiting: called each second while another process holds the lock; what it raises ends the waiting.
 
         Raises:
             FcEvalError: the lock file cannot be made.
         """
         lock = FileLock(self.root / ".locks" / f"{fingerprint[:10]}.lock")
         try:
-            try:
-                lock.acquire(timeout=0)
-            except Timeout:
-                waiting()
-                lock.acquire()
+            while not lock.is_locked:
+                try:
+                    lock.acquire(timeout=0)
+                except Timeout:
+                    waiting()
+                    with suppress(Timeout):
+                        lock.acquire(timeout=1)
         except OSError as error:
             raise os_error(error, lock.lock_file) from None
         try:
