@@ -15,6 +15,7 @@ usage: fc-eval COMMAND ...
   report RUNS ... --out DIR               tables, plots and one HTML page from run folders; --experiment NAME|all
   allocate RUNS ... --budget SHARE        the cheapest format for each layer within a loss budget, from layer errors
   compare BASE RUN                        paired comparison of two runs, RUN - BASE
+  predict gpu=NAME [KEY=VALUE] ...        time to first token that a comm would win, beside its measured loss; --check
   formats [--tokens T] [--hidden H]       every wire format, its bits, and which codec covers it
   bench NAME [KEY=VALUE] ...              how fast the codecs are; what emulating communication costs
   doctor [KEY=VALUE] ...                  what is installed, found and possible here
@@ -44,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "report": _report,
         "allocate": _allocate,
         "compare": _compare,
+        "predict": _predict,
         "formats": _formats,
         "bench": _bench,
         "doctor": _doctor,
@@ -136,6 +138,12 @@ def _formats(rest: list[str]) -> int:
     given = parser.parse_args(rest)
     print(formats_table(given.names, given.tokens, given.hidden, given.dtype))
     return 0
+
+
+def _predict(rest: list[str]) -> int:
+    from fc_eval.predict.command import predict_command
+
+    return predict_command(rest)
 
 
 def _bench(rest: list[str]) -> int:

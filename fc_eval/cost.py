@@ -6,7 +6,8 @@ The model of Flash Communication's comparison of ring and flash all-reduce (arXi
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fc_eval.collective.comm import BASELINE, parse_comm
+from fc_eval.collective.base import Traffic
+from fc_eval.collective.comm import BASELINE, Comm, parse_comm
 from fc_eval.collective.traffic import traffic_of
 
 
@@ -45,7 +46,13 @@ def costs(comms: Sequence[str], world_sizes: Sequence[int], tokens: int, hidden:
                 continue
             traffic = traffic_of(comm, world_size, tokens, hidden, dtype)
             sent = traffic.wire_bytes_per_rank
-            each = world_size - 1 if comm.algorithm == "ring" else 1  # a ring passes chunks on, the others send at once
-            steps = each * len(traffic.stages)
+            steps = steps_of(comm, traffic, world_size)
             found.append(Cost(comm.label, world_size, steps, traffic.qdq_rounds, sent, unquantized / sent))
     return found
+
+
+def steps_of(comm: Comm, traffic: Traffic, world_size: int) -> int:
+    """Exchanges that wait for one another; an unquantized all-reduce is a ring, as NCCL does large ones."""
+    rings = comm.algorithm == "ring" or not comm.is_quantized
+    each = world_size - 1 if rings else 1  # a ring passes chunks on, the others send at once
+    return each * len(traffic.stages)

@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "evaluate": set(),
     "results": {"wire"},
     "report": {"results", "presets", "experiment", "cost", "collective.comm"},
+    "predict": {"collective", "cost", "models.config", "models.shape", "presets", "results", "report", "bench.options"},
 }
 
 
@@ -59,7 +60,7 @@ def test_lm_eval_is_imported_where_tasks_are_run_only():
     }
 
 
-@pytest.mark.parametrize("room", ["results", "report", "wire"])
+@pytest.mark.parametrize("room", ["results", "report", "wire", "predict"])
 def test_room_never_imports_torch(room):
     for path in (PACKAGE / room).rglob("*.py"):
         assert not any(module.split(".")[0] == "torch" for module in _imports(path)), path

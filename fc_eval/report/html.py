@@ -2,7 +2,7 @@
 
 from importlib.resources import files
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from fc_eval.report.page import Page
@@ -13,16 +13,23 @@ FIGURE_SPACE, PUNCTUATION_SPACE = "\N{FIGURE SPACE}", "\N{PUNCTUATION SPACE}"
 
 
 def page_html(page: Page) -> str:
-    """Renders `template.html` with `style.css`, `sort.js` and the plots as inline SVG."""
+    """Renders `template.html`, the report."""
+    return render("template.html", page)
+
+
+def render(template: str, page: object) -> str:
+    """Renders a template of this folder as `page`, with `style.css`, `sort.js` and its plots as inline SVG."""
     here = files("fc_eval.report")
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.globals.update(cells=_cells, headings=_headings)
-    template = environment.from_string((here / "template.html").read_text(encoding="utf-8"))
-    return template.render(
-        page=page,
-        style=Markup((here / "style.css").read_text(encoding="utf-8")),
-        script=Markup((here / "sort.js").read_text(encoding="utf-8")),
-        svg=lambda plot: Markup(plot.inline_svg),
+
+    def text(name: str) -> str:
+        return (here / name).read_text(encoding="utf-8")
+
+    environment = Environment(
+        loader=FunctionLoader(text), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.globals.update(cells=_cells, headings=_headings, svg=lambda plot: Markup(plot.inline_svg))
+    return environment.get_template(template).render(
+        page=page, style=Markup(text("style.css")), script=Markup(text("sort.js"))
     )
 
 

@@ -57,12 +57,12 @@ def page_markdown(page: Page) -> str:
         parts += [f"## {section.title}", f"{section.samples}.", markdown_table(section.summary), *section.notes]
         for title, table in section.layers:
             parts += [f"**{title}**", markdown_table(table)]
-        parts += [_image(plot) for plot in section.plots]
+        parts += [image_markdown(plot) for plot in section.plots]
         parts.append("### All numbers")
         for title, table in section.details:
             parts += [f"**{title}**", markdown_table(table)]
     if page.across:
-        parts += ["## Across tensor-parallel sizes", *map(_image, page.across)]
+        parts += ["## Across tensor-parallel sizes", *map(image_markdown, page.across)]
     if page.problems:
         parts += ["## Runs without numbers", markdown_table(page.problems)]
     parts += ["## How to read this", "\n".join(f"- **{term}**: {text}" for term, text in page.guide)]
@@ -79,9 +79,10 @@ def _experiment(section: ExperimentSection) -> list[str]:
         parts += [f"### {part.title}", f"{part.samples}.", markdown_table(part.summary), *part.notes]
         for title, table in part.tables:
             parts += [f"**{title}**", markdown_table(table)]
-        parts += map(_image, part.plots)
-    return [*parts, *map(_image, section.across)]
+        parts += map(image_markdown, part.plots)
+    return [*parts, *map(image_markdown, section.across)]
 
 
-def _image(plot: Plot) -> str:
+def image_markdown(plot: Plot) -> str:
+    """A plot beside the page, in `plots/`, with its caption."""
     return f"![{escape(plot.caption)}](plots/{plot.name}.png)\n\n*{escape(plot.caption)}*"

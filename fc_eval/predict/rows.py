@@ -1,0 +1,114 @@
+"""Measured times to first token: rows of a CSV file such as `reports/bench/ttft.csv`, and how far a prediction is off.
+
+    device,link,world_size,model,weights,batch,input_tokens,comm,algorithm,ttft_ms,comm_ms,gemm_ms,attention_ms,other_ms,
+    ratio_to_nccl
+
+`model` is a preset's name, with the number of layers where not all of them ran: `llama3_8b[4 layers]`. Times of parts
+may be empty. `comm` is a comm's name, `plain` for NCCL.
+"""
+
+import csv
+import re
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fc_eval.collective.comm import Comm, parse_comm
+from fc_eval.errors import FcEvalError, os_error
+from fc_eval.predict.machine import Gpu, Machine
+from fc_eval.predict.model import Ttft, predict
+from fc_eval.predict.shapes import named_shape
+from fc_eval.predict.work import Prefill
+
+COLUMNS = (
+    *("device", "link", "world_size", "model", "weights", "batch", "input_tokens", "comm", "algorithm", "ttft_ms"),
+    *("comm_ms", "gemm_ms", "attention_ms", "other_ms", "ratio_to_nccl"),
+)
+KEY = COLUMNS[:9]
+# Columns of parts, and what of a prediction each one is beside.
+PARTS = {"gemm_ms": "gemm_s", "attention_ms": "attention_s", "other_ms": "other_s", "comm_ms": "comm_s"}
+# What a bench writes that knows no more of a link than that GPUs reach each other.
+PEER_LINK = "peer"
+# Where `fc-eval bench ttft` writes.
+DEFAULT = Path("reports/bench/ttft.csv")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement: where, what, and milliseconds; `parts` by column, those that were measured."""
+
+    device: str
+    link: str
+    prefill: Prefill
+    comm: Comm
+    ttft_ms: float
+    parts: dict[str, float]
+
+    def is_of(self, gpu: Gpu, link: str) -> bool:
+        """Whether this was measured on such a machine."""
+        device = self.device.casefold()
+        named = {name.casefold() for name in (gpu.device, gpu.name) if name}
+        own = [f"{kind}{getattr(gpu, kind)}" for kind in ("nvlink", "pcie") if getattr(gpu, kind) is not None]
+        links = {link, PEER_LINK} if link in own[:1] or gpu.link is not None else {link}
+        return device in named and self.link in links
+
+
+def read_rows(path: Path) -> list[Row]:
+    """All rows of a file.
+
+    Raises:
+        FcEvalError: no such file, other columns, or a row with a value that is not possible.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
+            if missing:
+                raise FcEvalError(f"{path} lacks the columns {', '.join(missing)}: expected those of bench ttft")
+            return [_row(path, reader.line_num, said) for said in reader]
+    except OSError as error:
+        raise os_error(error, path) from None
+
+
+def relative_errors(rows: Sequence[Row], machine: Machine) -> list[float]:
+    """|predicted / measured - 1| of the time to first token of each row."""
+    return [abs(1e3 * predicted(row, machine).total_s / row.ttft_ms - 1) for row in rows]
+
+
+def predicted(row: Row, machine: Machine) -> Ttft:
+    """What the model says of a row."""
+    return predict(row.prefill, row.comm, machine)
+
+
+def error_text(machine: Machine, rows: Sequence[Row]) -> str:
+    """How far predictions for this machine are off where it was measured, in words."""
+    fitted = machine.gpu.fitted
+    if fitted is not None:
+        error = 100 * fitted.median_error
+        return f"fitted to {fitted.points} measured points; median error {error:.1f} % on {fitted.held_out} others"
+    own = [row for row in rows if row.is_of(machine.gpu, machine.link.name)]
+    if not own:
+        return "no measured points for this machine"
+    errors = [100 * error for error in relative_errors(own, machine)]
+    middle, largest = statistics.median(errors), max(errors)
+    return f"median error {middle:.1f} % (largest {largest:.1f} %) on {len(own)} measured points"
+
+
+def _row(path: Path, line: int, said: dict[str, str]) -> Row:
+    try:
+        found = re.fullmatch(r"(.+?)(?:\[(\d+) layers\])?", said["model"])
+        if found is None:
+            raise FcEvalError("no model")
+        shape = named_shape(found[1])
+        if found[2]:
+            shape = replace(shape, layers=int(found[2]))
+        world_size, batch, tokens = (int(said[key]) for key in ("world_size", "batch", "input_tokens"))
+        prefill = Prefill(shape, world_size, batch, tokens, said["weights"])
+        parts = {key: float(said[key]) for key in PARTS if said[key]}
+        row = Row(said["device"], said["link"], prefill, parse_comm(said["comm"]), float(said["ttft_ms"]), parts)
+    except (ValueError, TypeError) as error:  # a FcEvalError is a ValueError
+        raise FcEvalError(f"{path}, line {line}: {error}: mend the row or measure again") from None
+    if not (row.ttft_ms > 0 and all(value >= 0 for value in parts.values())):
+        raise FcEvalError(f"{path}, line {line}: a time is not above 0: mend the row or measure again")
+    return row
