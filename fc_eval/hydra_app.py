@@ -21,6 +21,7 @@ from fc_eval.planned_run import Outcome, PlannedRun
 from fc_eval.presets import conf_dir, options
 from fc_eval.results.store import RunStore
 from fc_eval.sweep import carry_out, foretell, planned, summarize
+from fc_eval.tracking import tracker_of
 
 __all__ = ["compose_one", "help_text", "run"]
 
@@ -54,7 +55,7 @@ def run(arguments: Sequence[str]) -> int:
     if not composed:
         return refused.status
     job = _shared([own for _, own in composed])
-    launcher, room = launcher_of(job), room_of(job)
+    launcher, room, tracker = launcher_of(job), room_of(job), tracker_of(job.tracking)
     runs: list[PlannedRun] = []
     notes: dict[str | None, None] = {}
     for config, own in composed:  # all of them before the first one runs: a mistake should not show after hours
@@ -69,7 +70,7 @@ def run(arguments: Sequence[str]) -> int:
         return refused.status
     for note in filter(None, notes):
         print(note)
-    outcomes = foretell(runs) if job.dry_run else carry_out(runs, launcher, fail_fast=job.fail_fast)
+    outcomes = foretell(runs) if job.dry_run else carry_out(runs, launcher, fail_fast=job.fail_fast, finished=tracker)
     status = summarize(outcomes)
     if job.dry_run:
         print(_how_to_run(arguments, [config for config, _ in composed]))

@@ -78,6 +78,7 @@ class Job:
         retries: how often a run that failed is tried again.
         jobs: runs at a time; None for one, and for all of them where a cluster queues them.
         launcher: who carries them out.
+        tracking: the experiment tracker that finished runs are logged to (`fc_eval.tracking`), 'none' for none.
     """
 
     out: str = "runs"
@@ -86,6 +87,7 @@ class Job:
     retries: int = 0
     jobs: int | None = None
     launcher: LauncherConfig = field(default_factory=LauncherConfig)
+    tracking: str = "none"
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> "Job":

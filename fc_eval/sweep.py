@@ -59,7 +59,12 @@ def execute(
 
 
 def carry_out(
-    runs: Sequence[PlannedRun], launcher: Launcher, *, fail_fast: bool = False, say: Callable[[str], None] = print
+    runs: Sequence[PlannedRun],
+    launcher: Launcher,
+    *,
+    fail_fast: bool = False,
+    finished: Callable[[RunFolder], None] = lambda folder: None,
+    say: Callable[[str], None] = print,
 ) -> list[Outcome]:
     """Makes sure that runs are in their stores: each is tried, and told of, once.
 
@@ -67,6 +72,7 @@ def carry_out(
         runs: what is to be there, in any order; all baselines are among them.
         launcher: carries out those that are missing.
         fail_fast: stops everything at the first run that fails.
+        finished: takes the folder of each run that was computed, when it is done.
         say: takes one line on each run.
 
     Returns:
@@ -81,6 +87,8 @@ def carry_out(
             for run, outcome in ended:
                 outcomes[run.folder.path] = outcome
                 say(f"{_how(outcome, run)} ({len(outcomes)} of {len(unique)})")
+                if outcome.state == "done":
+                    finished(outcome.folder)
                 if fail_fast and outcome.state == "failed":
                     break
         if fail_fast and any(outcome.state == "failed" for outcome in outcomes.values()):
