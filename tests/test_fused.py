@@ -31,8 +31,8 @@ MIXED = [
     "int2-g1024/int5-g1024",
 ]
 COMMS = [*FORMATS, *(f"one_step:{name}" for name in FORMATS), *MIXED]
-# One element; short groups; rows that cannot be read 16 bytes at a time; one tile and one element; several rounds.
-SHAPES = [(1, 1), (3, 20), (5, 129), (2, 1024), (1, 1025), (7, 576), (70, 1000), (0, 64)]
+# One element, none; short groups; rows that cannot be read 16 bytes at a time; one tile and one element; several rounds.
+SHAPES = [(1, 1), (0, 64), (3, 20), (5, 129), (1, 1025), (7, 576), (2, 1024), (70, 1000)]
 
 
 @pytest.fixture(params=[pytest.param("cuda", marks=pytest.mark.gpu), "simulated"])
