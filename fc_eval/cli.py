@@ -16,6 +16,7 @@ usage: fc-eval COMMAND ...
   allocate RUNS ... --budget SHARE        the cheapest format for each layer within a loss budget, from layer errors
   compare BASE RUN                        paired comparison of two runs, RUN - BASE
   predict gpu=NAME [KEY=VALUE] ...        time to first token that a comm would win, beside its measured loss; --check
+  calibrate [KEY=VALUE] ...               a hardware file for predict: this machine's rates, or fitted to measured times
   formats [--tokens T] [--hidden H]       every wire format, its bits, and which codec covers it
   bench NAME [KEY=VALUE] ...              how fast the codecs are; what emulating communication costs
   doctor [KEY=VALUE] ...                  what is installed, found and possible here
@@ -46,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "allocate": _allocate,
         "compare": _compare,
         "predict": _predict,
+        "calibrate": _calibrate,
         "formats": _formats,
         "bench": _bench,
         "doctor": _doctor,
@@ -144,6 +146,12 @@ def _predict(rest: list[str]) -> int:
     from fc_eval.predict.command import predict_command
 
     return predict_command(rest)
+
+
+def _calibrate(rest: list[str]) -> int:
+    from fc_eval.calibrate import calibrate
+
+    return calibrate(rest)
 
 
 def _bench(rest: list[str]) -> int:

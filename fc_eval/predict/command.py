@@ -24,6 +24,7 @@ from fc_eval.predict.check import Checked, check, published
 from fc_eval.predict.decision import Choice, choices, choices_table, parameters_table, parts_table
 from fc_eval.predict.losses import Losses, read_losses
 from fc_eval.predict.machine import GROUP, Machine, machine
+from fc_eval.predict.plots import decision_plots
 from fc_eval.predict.rows import DEFAULT, error_text, read_rows
 from fc_eval.predict.shapes import named_shape
 from fc_eval.predict.work import WIDTH, Prefill, weight_bytes
@@ -106,8 +107,6 @@ def decide(options: PredictOptions) -> tuple[Leaflet, list[Choice]]:
     Raises:
         FcEvalError: as `predict_command`.
     """
-    from fc_eval.predict.plots import decision_plots  # matplotlib takes a second, and a table needs none
-
     where = machine(options.gpu, options.link, _values(options), options.link_gb_per_s)
     sizes = (options.tp, options.batch, options.tokens, options.weights, options.vocabulary)
     prefill = Prefill(named_shape(options.model), *sizes)

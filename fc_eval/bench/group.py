@@ -1,0 +1,86 @@
+"""A function on W processes that can reach each other with `torch.distributed`: a GPU each, or on the CPU."""
+
+import functools
+import multiprocessing
+import os
+import tempfile
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from fc_eval.collective.ranks import Ranks
+from fc_eval.errors import FcEvalError
+
+TIMEOUT_S = 300.0
+
+
+def in_group(device_type: str, world_size: int, function: Callable[..., Any], *arguments: Any) -> Any:
+    """What rank 0 returns of `function(ranks, device, *arguments)`, called on every process.
+
+    Args:
+        device_type: 'cuda', where ranks have a GPU each and NCCL, or 'cpu' with gloo.
+        world_size: W.
+        function: importable by name, since processes are started anew.
+        arguments: picklable.
+
+    Raises:
+        FcEvalError: fewer GPUs than ranks, or what the function raises, with its rank.
+    """
+    if device_type == "cuda" and torch.cuda.device_count() < world_size:
+        raise FcEvalError(
+            f"{world_size} ranks need as many CUDA devices, and torch sees {torch.cuda.device_count()} here: use a "
+            "machine with more, fewer ranks, or device=cpu, whose times say nothing of GPUs"
+        )
+    context = multiprocessing.get_context("spawn")
+    answers = context.SimpleQueue()
+    with tempfile.TemporaryDirectory(prefix="fc_eval_bench_") as folder:
+        serve = functools.partial(_serve, device_type, world_size, f"{folder}/store", answers, function, arguments)
+        processes = [context.Process(target=serve, args=(rank,)) for rank in range(world_size)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+    fine, answer = (False, "a rank has ended without a word") if answers.empty() else answers.get()
+    if not fine:
+        raise FcEvalError(f"measuring between {world_size} ranks failed: {answer}")
+    return answer
+
+
+def _serve(
+    device_type: str,
+    world_size: int,
+    store: str,
+    answers: Any,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    rank: int,
+) -> None:
+    device = torch.device(device_type, rank) if device_type == "cuda" else torch.device("cpu")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(1)  # ranks share the cores
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=TIMEOUT_S),
+    )
+    try:
+        group = dist.group.WORLD
+        assert group is not None
+        ranks = Ranks(group)
+        answer = function(ranks, device, *arguments)
+        ranks.gather(None)  # no rank leaves while another one still measures
+        if rank == 0:
+            answers.put((True, answer))
+    except Exception as error:
+        if answers.empty():
+            answers.put((False, f"rank {rank}: {error}"))
+        raise SystemExit(1) from error
+    dist.destroy_process_group()
