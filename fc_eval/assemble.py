@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from fc_eval.collective.peer_rules import RULES
 from fc_eval.config import RunConfig
 from fc_eval.evaluate.processes import Processes
 from fc_eval.evaluate.run import EvalResult
@@ -116,6 +117,8 @@ def result_of(
     """
     comm = config.comm.build()
     first, last = comm.peer or comm.reduce, comm.peer or comm.gather
+    if comm.peer is not None and RULES[comm.peer.system].one_step:
+        last = None
     comms = [summary["comm"] for summary in summaries.values()]
     calls: dict[str, int] = {}
     for site, count in (item for c in comms for item in c["calls"].items()):

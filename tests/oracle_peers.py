@@ -21,8 +21,13 @@ SIZES = {
     "tensorrt_llm_fp8": (8, 496, 16),
     "zeropp_int8": (8, None, 4),
     "zeropp_int4": (4, None, 4),
+    "channelwise_int4": (4, None, 2),
+    "topk_4": (16, None, 0),
+    "topk_6": (16, None, 0),
+    "topk_8": (16, None, 0),
 }
 HALF = ("quickreduce", "zeropp")  # sum in fp16
+ONE_STEP = ("channelwise", "topk")
 
 
 def chunks(x: list, size: int) -> list[list]:
@@ -92,7 +97,30 @@ def zeropp(x: list, bits: int, group: int) -> list:
     return out
 
 
-CODECS = {f.__name__: f for f in (quickreduce, flashinfer, vllm, tensorrt_llm, zeropp)}
+def channelwise(x: list, bits: int, group: int) -> list:
+    out = []
+    for channel in chunks(x, group):
+        scale = F32(F16(max(abs(v) for v in channel) / F32(2 ** (bits - 1) - 1)))
+        if not math.isfinite(scale):
+            out += [F32("nan")] * len(channel)
+            continue
+        top = F32(2 ** (bits - 1) - 1)
+        out += [min(max(np.rint(v / (scale or F32(1))), -top), top) * scale for v in channel]
+    return out
+
+
+def topk(x: list, one_of: int, group: int) -> list:
+    out = []
+    for token in chunks(x, group):
+        order = sorted(range(group), key=lambda i: (-abs(token[i]), i))
+        kept = set(order[: math.ceil(group / one_of)])
+        sent = [F32(F16(v)) for v in token]
+        fine = all(map(math.isfinite, sent))
+        out += [(sent[i] if i in kept else F32(0)) if fine else F32("nan") for i in range(group)]
+    return out
+
+
+CODECS = {f.__name__: f for f in (quickreduce, flashinfer, vllm, tensorrt_llm, zeropp, channelwise, topk)}
 
 
 def qdq(name: str, x: list, group: int) -> list:
@@ -100,17 +128,28 @@ def qdq(name: str, x: list, group: int) -> list:
     system, bits = name.rpartition("_")[0], SIZES[name][0]
     if system == "quickreduce":
         return quickreduce(x, bits, group)
+    if system == "topk":
+        bits = int(name.rpartition("_")[2])
+    if system == "channelwise":
+        x = turned(x, group)
     out = []
     for block in chunks(x, group):
         fine = all(map(math.isfinite, block))
         out += CODECS[system](block, bits, group) if fine else [type(block[0])("nan")] * group
-    return out
+    return turned(out, len(x) // group) if system == "channelwise" else out
+
+
+def turned(x: list, rows: int) -> list:
+    """[rows, n] flat to [n, rows] flat."""
+    return [v for column in range(len(x) // rows) for v in x[column :: len(x) // rows]]
 
 
 def broken(name: str, values: list, group: int) -> int:
     """Groups that are NaN."""
     if name.startswith("quickreduce"):
         return sum(math.isnan(block[i]) for block in chunks(values, 64) for i in (0, 1))
+    if name.startswith("channelwise"):
+        values = turned(values, group)
     return sum(math.isnan(block[0]) for block in chunks(values, group))
 
 
@@ -122,6 +161,11 @@ def all_reduce(name: str, partials: list[list], tokens: int, hidden: int, dtype:
     """Flat values in `dtype` as fp32, non-finite groups per stage, values that the owner has otherwise."""
     system, world, count = name.rpartition("_")[0], len(partials), tokens * hidden
     group = SIZES[name][1] or math.ceil(count / max(tokens, hidden, world))
+    if system in ONE_STEP:
+        group = tokens if system == "channelwise" else hidden
+        with np.errstate(all="ignore"):
+            total, found = summed(name, [[F32(v) for v in partial] for partial in partials], group)
+            return [rounded(v, dtype) for v in total], [found], 0
     to = F16 if system in HALF else F32
     with np.errstate(all="ignore"):
         messages = [[to(v) for v in partial] for partial in partials]

@@ -38,6 +38,7 @@ def same(found: torch.Tensor, expected: list) -> None:
 def test_every_row_has_its_arithmetic_and_its_rules():
     assert {row.system for row in PEERS.values()} == set(SYSTEMS) == set(RULES)
     assert list(PEERS) == list(oracle_peers.SIZES)
+    assert {system for system, rule in RULES.items() if rule.one_step} == set(oracle_peers.ONE_STEP)
 
 
 @pytest.mark.parametrize("name", PEERS)
@@ -213,7 +214,7 @@ def test_bytes_of_a_unit_are_the_published_ones(name, nbytes, values):
     assert PEERS[name].nominal_bits(16384) == 8 * nbytes / values
 
 
-@pytest.mark.parametrize("name", PEERS)
+@pytest.mark.parametrize("name", [name for name, row in PEERS.items() if not RULES[row.system].one_step])
 @pytest.mark.parametrize("world_size", [2, 3, 4, 8])
 def test_every_byte_has_one_owner(name, world_size):
     for tokens, hidden in ((0, 5), (1, 1), (1, 4096), (7, 300), (9, 4096)):
@@ -223,6 +224,26 @@ def test_every_byte_has_one_owner(name, world_size):
         # Groups of an odd number of 4-bit codes (ZeRO++ of an odd shape) end in the middle of a byte.
         assert 0 <= sum(owned) - message.total_bytes < len(owned)
         assert message.total_bytes * 8 >= tokens * hidden * PEERS[name].bits
+
+
+def test_one_step_sends_whole_messages_of_codes_scales_and_positions():
+    """T = 2048, H = 4096: 4 bits and an fp16 scale per channel; of 8 values one, 16 bits and 12 for where it was."""
+    channelwise = traffic_of(parse_comm("channelwise_int4"), 4, 2048, 4096, "bf16")
+    assert channelwise.stages[0].encoded_bytes == 2048 * 4096 // 2 + 2 * 4096
+    topk = traffic_of(parse_comm("topk_8"), 4, 2048, 4096, "bf16")
+    assert topk.stages[0].encoded_bytes == 2048 * (512 * (16 + 12) // 8)
+    assert topk.effective_bits == PEERS["topk_8"].nominal_bits(4096) == 3.5
+    for traffic in (channelwise, topk):
+        (stage,) = traffic.stages
+        assert stage.bytes_per_rank == (3 * stage.encoded_bytes,) * 4
+        assert traffic.qdq_rounds == 1
+    odd = traffic_of(parse_comm("topk_6"), 2, 3, 100, "bf16").stages[0].encoded_bytes
+    assert odd == 3 * -(-17 * (16 + 7) // 8)  # ceil(100 / 6) values of each token, in whole bytes
+
+
+def test_of_equal_magnitudes_the_first_are_kept():
+    x = torch.tensor([[1.0, -3.0, 3.0, 3.0, 0.0, -2.0, 3.0, 1.0]])
+    assert round_trip(x, PEERS["topk_4"], 8).values.tolist() == [[0.0, -3.0, 3.0, 0.0, 0.0, 0.0, 0.0, 0.0]]
 
 
 def test_a_single_token_pays_for_what_travels():

@@ -1,6 +1,7 @@
 """The all-reduce of another system, emulated: one algorithm for all of them, after the rules of each (`peer_rules`).
 
     encode and decode every partial sum -> sum -> [ between islands: again ] -> encode and decode -> every rank
+    one step: encode and decode every partial sum -> sum -> every rank
 
 Where the owner of a value keeps the sum that it did not encode, ranks differ. An emulated run has one tensor: it holds
 what all ranks but the owner have, and counts the values that the owner has otherwise.
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn.functional import pad
 
-from fc_eval.codec.base import DTYPES
+from fc_eval.codec.base import DTYPES, RoundTrip
 from fc_eval.codec.canonical import round_to_dtype
 from fc_eval.codec.peers.round_trip import round_trip
 from fc_eval.codec.peers.table import PeerFormat
@@ -33,12 +34,16 @@ def reduce_as_peer(partials_WTH: torch.Tensor, fmt: PeerFormat, traffic: Traffic
     if not message.values:
         none = torch.zeros(len(traffic.stages), dtype=torch.int64, device=partials_WTH.device)
         return Reduced(partials_WTH[0], traffic, none)
+    if message.one_step:
+        found = [round_trip(partial.to(DTYPES[rule.sums_in]), fmt, message.group) for partial in partials_WTH]
+        total = _sum([each.values for each in found], own_first=False)
+        return Reduced(round_to_dtype(total.float(), dtype), traffic, _counted(found).unsqueeze(0))
     sums = [_to_parts(partial.to(DTYPES[rule.sums_in]), message) for partial in partials_WTH]
     counts = []
     for size in (message.node_size, world_size // message.node_size):
         if size > 1:
             received = [round_trip(contribution, fmt, message.group) for contribution in sums]
-            counts.append(torch.stack([found.nonfinite_groups for found in received]).sum())
+            counts.append(_counted(received))
             values = [found.values for found in received]
             runs = [values[first : first + size] for first in range(0, len(values), size)]
             sums = [_sum(run, own_first=rule.own_first and message.parts > 1) for run in runs]
@@ -47,6 +52,11 @@ def reduce_as_peer(partials_WTH: torch.Tensor, fmt: PeerFormat, traffic: Traffic
     held, exact = (round_to_dtype(_from_parts(parts, message).float(), dtype) for parts in (gathered.values, sums[0]))
     differing = ((held != exact) & ~(held.isnan() & exact.isnan())).sum() if rule.exact_own else None
     return Reduced(held.view(tokens, hidden), traffic, torch.stack(counts), differing)
+
+
+def _counted(received: Sequence[RoundTrip]) -> torch.Tensor:
+    """Non-finite groups of all contributions, int64 []."""
+    return torch.stack([each.nonfinite_groups for each in received]).sum()
 
 
 def _to_parts(values_TH: torch.Tensor, message: PeerMessage) -> torch.Tensor:

@@ -27,6 +27,8 @@ class PeerRule:
         own_first: the owner adds its own contribution first, then those of the ranks after it; otherwise rank 0 first.
         exact_own: the owner keeps the sum that it did not encode, so that ranks end with different values.
         island_of_8: ranks of an island at W = 8, where the system reduces hierarchically; None for never.
+        one_step: every rank sends its whole message to all others, which sum what arrives, in rank order.
+        columns: a group is a column of the message; otherwise, where its shape decides, consecutive values.
     """
 
     sums_in: Literal["fp16", "fp32"]
@@ -38,6 +40,8 @@ class PeerRule:
     own_first: bool = False
     exact_own: bool = False
     island_of_8: int | None = None
+    one_step: bool = False
+    columns: bool = False
 
 
 RULES: dict[str, PeerRule] = {
@@ -52,6 +56,9 @@ RULES: dict[str, PeerRule] = {
     "tensorrt_llm": PeerRule("fp32", cut=True, own_first=True, island_of_8=4),
     # Its two hops reduce gradients; that the second one carries the gather of an all-reduce is inferred.
     "zeropp": PeerRule("fp16"),
+    # All partial sums are gathered compressed, decompressed and summed (arXiv 2411.09510); a row of TopK is a token.
+    "channelwise": PeerRule("fp32", one_step=True, columns=True),
+    "topk": PeerRule("fp32", one_step=True),
 }
 
 
@@ -79,6 +86,11 @@ class PeerMessage:
     node_size: int
 
     @property
+    def one_step(self) -> bool:
+        """Whether each rank sends the whole of it to all others."""
+        return RULES[self.fmt.system].one_step
+
+    @property
     def total_bytes(self) -> int:
         """Bytes of the whole message."""
         return self._bytes(self.sent)
@@ -93,7 +105,10 @@ class PeerMessage:
         return tuple(self._bytes(len(own) * unit - (missing if units - 1 in own else 0)) for own in owned)
 
     def _bytes(self, values: int) -> int:
-        return -(-values * self.fmt.bits // 8) + -(-values // self.group) * self.fmt.scale_bytes
+        groups = -(-values // self.group)
+        if self.fmt.one_of > 1:
+            return groups * -(-self.fmt.group_bits(self.group) // 8)
+        return -(-values * self.fmt.bits // 8) + groups * self.fmt.scale_bytes
 
 
 def message_of(fmt: PeerFormat, world_size: int, tokens: int, hidden: int) -> PeerMessage:
@@ -105,6 +120,9 @@ def message_of(fmt: PeerFormat, world_size: int, tokens: int, hidden: int) -> Pe
     if tokens < 0 or hidden < 1:
         raise FcEvalError(f"a message of {tokens} x {hidden} values is not possible: expected T >= 0 and H >= 1")
     rule, values = RULES[fmt.system], tokens * hidden
+    if rule.one_step:
+        group = max(1, tokens) if rule.columns else hidden
+        return PeerMessage(fmt, values, 1, values, values, values, group, world_size)
     group = fmt.group_size or max(1, -(-values // max(tokens, hidden, world_size)))
     islands = world_size == 8 and rule.island_of_8 is not None
     node_size = rule.island_of_8 if islands and rule.island_of_8 else world_size

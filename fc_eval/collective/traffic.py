@@ -104,7 +104,9 @@ def _nodes(world_size: int, node_size: int, shape: Layout, gathered: Layout) -> 
 
 
 def _peer(world_size: int, message: PeerMessage) -> tuple[StageTraffic, ...]:
-    """Another system's two-step, inside islands where it has them."""
+    """Another system's two-step, inside islands where it has them, or its one step."""
+    if message.one_step:
+        return (StageTraffic("reduce", ((world_size - 1) * message.total_bytes,) * world_size, message.total_bytes),)
     owned = message.owned_bytes()
     return _stages(world_size, owned, owned, (message.total_bytes, message.total_bytes))
 

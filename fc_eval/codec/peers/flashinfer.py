@@ -11,13 +11,14 @@ import torch
 
 from fc_eval.codec.base import RoundTrip
 from fc_eval.codec.minifloat import round_to_grid_
+from fc_eval.codec.peers.table import PeerFormat
 from fc_eval.wire.format import MINIFLOATS
 
 E4M3 = MINIFLOATS["e4m3"]
 FLOOR = 1e-12
 
 
-def round_trip(x_N: torch.Tensor, bits: int, group: int) -> RoundTrip:
+def round_trip(x_N: torch.Tensor, fmt: PeerFormat, group: int) -> RoundTrip:
     """Values fp32 [N] of values fp32 [N], N a multiple of the group, and the non-finite groups."""
     groups = x_N.view(-1, group)
     amax = groups.abs().amax(1, keepdim=True).clamp_(min=FLOOR)

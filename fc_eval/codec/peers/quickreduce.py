@@ -15,14 +15,15 @@ of bf16 to fp16, sums) are Inf, as reported in SGLang issue 34473; a group with 
 import torch
 
 from fc_eval.codec.base import RoundTrip
+from fc_eval.codec.peers.table import PeerFormat
 
 LARGEST = 65504.0
 SMALLEST = 2.0**-24
 
 
-def round_trip(x_N: torch.Tensor, bits: int, group: int) -> RoundTrip:
+def round_trip(x_N: torch.Tensor, fmt: PeerFormat, group: int) -> RoundTrip:
     """Values fp16 [N] of values fp16 [N], N a multiple of 64, and the non-finite groups."""
-    half = 2 ** (bits - 1)
+    half = 2 ** (fmt.bits - 1)
     pairs = x_N.view(-1, group, 2)
     high, low = pairs.amax(1, keepdim=True), pairs.amin(1, keepdim=True)
     extreme = torch.where(high.abs() > low.abs(), high, low)

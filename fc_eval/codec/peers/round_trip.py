@@ -5,15 +5,17 @@ from collections.abc import Callable
 import torch
 
 from fc_eval.codec.base import RoundTrip
-from fc_eval.codec.peers import flashinfer, quickreduce, tensorrt_llm, vllm, zeropp
+from fc_eval.codec.peers import channelwise, flashinfer, quickreduce, tensorrt_llm, topk, vllm, zeropp
 from fc_eval.codec.peers.table import PeerFormat
 
-SYSTEMS: dict[str, Callable[[torch.Tensor, int, int], RoundTrip]] = {
+SYSTEMS: dict[str, Callable[[torch.Tensor, PeerFormat, int], RoundTrip]] = {
     "quickreduce": quickreduce.round_trip,
     "flashinfer": flashinfer.round_trip,
     "vllm": vllm.round_trip,
     "tensorrt_llm": tensorrt_llm.round_trip,
     "zeropp": zeropp.round_trip,
+    "channelwise": channelwise.round_trip,
+    "topk": topk.round_trip,
 }
 
 
@@ -29,5 +31,5 @@ def round_trip(x: torch.Tensor, fmt: PeerFormat, group: int) -> RoundTrip:
         Values of the shape and dtype of `x`, and how many groups were non-finite (int64 []), all of whose values are
         NaN.
     """
-    found = SYSTEMS[fmt.system](x.reshape(-1), fmt.bits, group)
+    found = SYSTEMS[fmt.system](x.reshape(-1), fmt, group)
     return RoundTrip(found.values.view(x.shape), found.nonfinite_groups)

@@ -10,15 +10,16 @@ taken as correctly rounded. A group with a NaN or an Inf, for which the source h
 import torch
 
 from fc_eval.codec.base import RoundTrip
+from fc_eval.codec.peers.table import PeerFormat
 
 FLOOR = 1e-12
 
 
-def round_trip(x_N: torch.Tensor, bits: int, group: int) -> RoundTrip:
+def round_trip(x_N: torch.Tensor, fmt: PeerFormat, group: int) -> RoundTrip:
     """Values fp32 [N] of values fp32 [N], N a multiple of the group, and the non-finite groups."""
     groups = x_N.view(-1, group)
     amax = groups.abs().amax(1, keepdim=True).clamp_(min=FLOOR)
-    scale = torch.full_like(amax, 2 ** (bits - 1) - 1) / amax
+    scale = torch.full_like(amax, 2 ** (fmt.bits - 1) - 1) / amax
     finite = amax.isfinite()
     values = torch.where(finite, (groups * scale).trunc_() / scale, torch.nan)
     return RoundTrip(values.view(-1), finite.logical_not_().sum())

@@ -12,14 +12,15 @@ which the source has no rule, comes back as NaN here.
 import torch
 
 from fc_eval.codec.base import RoundTrip
+from fc_eval.codec.peers.table import PeerFormat
 
 
-def round_trip(x_N: torch.Tensor, bits: int, group: int) -> RoundTrip:
+def round_trip(x_N: torch.Tensor, fmt: PeerFormat, group: int) -> RoundTrip:
     """Values fp16 [N] of values fp16 [N], N a multiple of the group, and the non-finite groups."""
-    half = 2 ** (bits - 1)
+    half = 2 ** (fmt.bits - 1)
     groups = x_N.float().view(-1, group)
     amax = groups.abs().amax(1, keepdim=True)
-    scale = torch.where(amax == 0, 1.0, torch.full_like(amax, 2**bits) / (2 * amax))
+    scale = torch.where(amax == 0, 1.0, torch.full_like(amax, 2**fmt.bits) / (2 * amax))
     finite = amax.isfinite()
     levels = (groups * scale).round_().clamp_(-half, half - 1)
     values = torch.where(finite, levels * scale.reciprocal(), torch.nan)
