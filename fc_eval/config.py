@@ -19,7 +19,7 @@ from fc_eval.settings import build, check_scalars, checked_mapping
 
 EXECS = ("emulated", "tp")
 PLANS = ("auto", "full", "row_only")
-REDUCERS = ("auto", "fused", "torch", "gathered")
+REDUCERS = ("auto", "fused", "staged", "torch", "gathered")
 CODECS = ("auto", "reference", "cpu", "cuda")
 DEVICES = ("auto", "cpu", "cuda")
 # Above this, threads are a slip of the keyboard: the system has no room for their stacks.

@@ -59,10 +59,11 @@ def _check_peers(config: RunConfig, comms: Sequence[Comm]) -> None:
 
 def _check_ranks(config: RunConfig, comms: Sequence[Comm]) -> None:
     """Makes sure that the reducer can do what is asked of it."""
-    if config.reducer == "fused" and config.device != "cuda":
-        raise FcEvalError(f"reducer=fused reduces between GPUs, but device={config.device}: use reducer=auto")
-    if config.reducer == "fused" and importlib.util.find_spec(EXTENSIONS["cuda"]) is None:
-        raise FcEvalError("reducer=fused is not part of this installation: use reducer=auto, or see `fc-eval doctor`")
+    name = config.reducer
+    if name in ("fused", "staged") and config.device != "cuda":
+        raise FcEvalError(f"reducer={name} reduces between GPUs, but device={config.device}: use reducer=auto")
+    if name in ("fused", "staged") and importlib.util.find_spec(EXTENSIONS["cuda"]) is None:
+        raise FcEvalError(f"reducer={name} is not part of this installation: use reducer=auto, or see `fc-eval doctor`")
     if config.reducer != "gathered":
         for comm in comms:
             comm.check_between_ranks()

@@ -84,7 +84,8 @@ def load_tensor_parallel(
         tp: W, ranks that share a model. In a larger world consecutive ranks form groups, each with a model of its own.
         comm: one comm for all layers (a `Comm` or its name), or a policy.
         plan: 'full', or 'row_only' where W does not divide the heads.
-        reducer: 'torch' (wire bytes over torch.distributed), 'gathered' (the emulator in the loop), 'fused', or 'auto'.
+        reducer: 'torch' (wire bytes over torch.distributed), 'gathered' (the emulator in the loop), 'fused',
+            'staged' (fused through memory of the host), or 'auto'.
         codec: 'auto', 'reference', 'cpu' or 'cuda'; all give the same bits.
         dtype: 'bf16', 'fp16' or 'fp32'; not read where `path` is a `ModelConfig`.
         device: 'cpu', 'cuda' (the GPU of the local rank), or one GPU by name; None takes a GPU where there is one.

@@ -6,7 +6,8 @@
 # 1. builds the CUDA part as a debug build, in which tests can make ranks late and take protection away, and as a release
 #    build, each in its own folder; says what registers and local memory the kernels take
 # 2. runs the tests marked gpu of the fused kernel with both: virtual ranks, processes that share a GPU, two GPUs
-# 3. runs `fc-eval bench allreduce`: virtual ranks at W = 2, 4, 8, processes, and between GPUs where there are two
+# 3. runs `fc-eval bench allreduce`: virtual ranks at W = 2, 4, 8, processes, and between GPUs where there are two, also
+#    through memory of the host (staged)
 # Everything said goes to FOLDER/check.txt, measurements to FOLDER/allreduce.csv.
 # Exit status: 0 all went well, 1 something failed, 2 there is nothing to run it with.
 # BUILT names a folder with both builds made elsewhere, fused_debug and fused_release, which are then taken as they are.
@@ -82,8 +83,10 @@ bench() {
   PYTHONPATH=$PWD/build/fused_release/tree run "$python" -m fc_eval.cli bench allreduce "out=$folder/allreduce.csv" "$@"
 }
 for ranks in 2 4 8; do bench "ranks=$ranks" virtual=true kib="$sizes"; done
+bench ranks=2 virtual=true transport=staged kib="$sizes"
 if [ "$gpus" -ge 2 ]; then
-  bench ranks=2 kib="$sizes" blocks=0,16,32,64,132
+  bench ranks=2 transport=peer kib="$sizes" blocks=0,16,32,64,132
+  bench ranks=2 transport=staged kib="$sizes"
 else
   bench ranks=2 kib=64,1024,16384
 fi

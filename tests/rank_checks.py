@@ -95,21 +95,25 @@ def lose_rank_1(ranks: Ranks, ending: str) -> None:
     ranks.agree("forward pass 1", {})
 
 
-def fused_cases(ranks: Ranks, cases: list[tuple[str, torch.Tensor]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Each case reduced by the fused kernel on this process's GPU: values and share of non-finite groups."""
-    reducer = get_reducer("fused", ranks)
+def fused_cases(
+    ranks: Ranks, name: str, cases: list[tuple[str, torch.Tensor]]
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Each case by the reducer `fused` or `staged` on this process's GPU: values and share of non-finite groups."""
+    reducer = get_reducer(name, ranks)
+    assert reducer.name == name
     found = []
-    for name, partials_WTH in cases:
-        comm, own = parse_comm(name), partials_WTH[ranks.rank].to("cuda")
+    for comm_name, partials_WTH in cases:
+        comm, own = parse_comm(comm_name), partials_WTH[ranks.rank].to("cuda")
         reduced = reducer(own, comm, get_codec("auto", comm.formats, own.dtype, own.device)[0])
         found.append((reduced.values.cpu(), reduced.nonfinite_groups.cpu()))
         reducer.check()
     return found
 
 
-def fused_without_rank_1(ranks: Ranks, ending: str) -> str:
+def fused_without_rank_1(ranks: Ranks, transport: str, ending: str) -> str:
     """Rank 1 dies, or makes another call, when rank 0 reduces; what rank 0 is told."""
-    communicator = Communicator.between(ranks, torch.device("cuda", torch.cuda.current_device()), deadline_s=3.0)
+    device = torch.device("cuda", torch.cuda.current_device())
+    communicator = Communicator.between(ranks, device, transport, deadline_s=3.0)
     if ranks.rank == 1 and ending == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
     tokens = 8 if ranks.rank == 1 else 9

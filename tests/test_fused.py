@@ -31,7 +31,7 @@ MIXED = [
     "int2-g1024/int5-g1024",
 ]
 COMMS = [*FORMATS, *(f"one_step:{name}" for name in FORMATS), *MIXED]
-# One element, none; short groups; rows that cannot be read 16 bytes at a time; one tile and one element; several rounds.
+# One element, none; short groups; rows that cannot be read 16 bytes at a time; a tile and one element; several rounds.
 SHAPES = [(1, 1), (0, 64), (3, 20), (5, 129), (1, 1025), (7, 576), (2, 1024), (70, 1000)]
 
 
@@ -73,6 +73,15 @@ def test_every_rank_holds_the_emulators_bits(where, ranks, world_size):
         if parse_comm(name).gather and communicator.why_not(parse_comm(name), case.dtype, shape[1]):
             continue
         check(communicator, case.partials(world_size), name, blocks)
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 8])
+def test_staged_in_memory_of_the_host(where, ranks, world_size):
+    communicator = ranks(world_size, staged=True)
+    communicator._native.write_patterns()
+    assert not any(communicator._native.wrong_patterns())
+    for name, shape in itertools.product(("int4-g32", "one_step:int8", "mxfp4"), SHAPES[: scale(where, 8, 6)]):
+        check(communicator, Case(name, "bf16", *shape, "normal").partials(world_size), name, blocks=1)
 
 
 @pytest.mark.parametrize("name", COMMS)

@@ -1,4 +1,4 @@
-"""The fused all-reduce between processes over cudaIpc: two on one GPU, and one on each of two."""
+"""The fused all-reduce between processes, over cudaIpc or memory of the host: two on one GPU, one on each of two."""
 
 import itertools
 import random
@@ -35,13 +35,14 @@ def two_ranks(request):
     group.close()
 
 
-def test_ranks_hold_the_emulators_bits(two_ranks):
+@pytest.mark.parametrize("reducer", ["fused", "staged"])
+def test_ranks_hold_the_emulators_bits(two_ranks, reducer):
     draw, shapes = random.Random(0), itertools.cycle(SHAPES)
     cases = [
         (name, Case(name, draw.choice(list(DTYPES)), *next(shapes), draw.choice(list(DISTRIBUTIONS))).partials(2))
         for name in COMMS
     ]
-    per_rank = two_ranks.run(2, rank_checks.fused_cases, cases)
+    per_rank = two_ranks.run(2, rank_checks.fused_cases, reducer, cases)
     for (name, partials), *found in zip(cases, *per_rank, strict=True):
         expected = all_reduce(partials, parse_comm(name), cpu_codec())
         for rank, (values, _) in enumerate(found):
@@ -53,8 +54,9 @@ def test_ranks_hold_the_emulators_bits(two_ranks):
 @pytest.mark.parametrize(
     ("ending", "words"), [("dies", "waited for rank 1 until the deadline"), ("differs", "in a call of another shape")]
 )
-def test_a_rank_that_dies_or_differs_is_named(two_ranks, ending, words):
-    two_ranks.start(2, rank_checks.fused_without_rank_1, ending)
+@pytest.mark.parametrize("transport", ["peer", "staged"])
+def test_a_rank_that_dies_or_differs_is_named(two_ranks, transport, ending, words):
+    two_ranks.start(2, rank_checks.fused_without_rank_1, transport, ending)
     fine, said = two_ranks.result(0)
     assert fine, said
     assert words in said or ("was told by rank 1" in said and ending == "differs")

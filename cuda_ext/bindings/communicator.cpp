@@ -69,10 +69,11 @@ void export_communicator(nb::module_& m) {
   nb::class_<Communicator>(m, "Communicator")
       .def(
           "__init__",
-          [](Communicator* self, int device, int world, int rank, int slots, uint32_t first_epoch) {
-            new (self) Communicator({device, world, slots, rank, first_epoch});
+          [](Communicator* self, int device, int world, int rank, int slots, uint32_t first_epoch, bool staged) {
+            new (self) Communicator({device, world, slots, rank, first_epoch, staged});
           },
-          nb::arg("device"), nb::arg("world"), nb::arg("rank"), nb::arg("slots"), nb::arg("first_epoch") = 0u)
+          nb::arg("device"), nb::arg("world"), nb::arg("rank"), nb::arg("slots"), nb::arg("first_epoch") = 0u,
+          nb::arg("staged") = false)
       .def("handle",
            [](const Communicator& self) {
              const std::string handle = self.handle();

@@ -45,10 +45,14 @@ Communicator::Communicator(const Options& options) : options_(options) {
     const std::vector<uint64_t> flags(static_cast<size_t>(kPhases * options.slots * options.world), options.first_epoch);
     const std::vector<uint32_t> epochs(kMaxSlots, options.first_epoch);
     for (int32_t r = first_rank(); r < first_rank() + local_ranks(); ++r) {
-      slab_[r] = allocate_zeros(slab_bytes());
-      const Slab slab{slab_[r], options.world, options.slots};
-      to_device(slab.flag(0, 0, 0), flags.data(), static_cast<int64_t>(flags.size() * sizeof flags[0]));
-      to_device(slab.control()->epoch, epochs.data(), static_cast<int64_t>(sizeof(Control::epoch)));
+      home_[r] = allocate_zeros(slab_bytes());
+      slab_[r] = home_[r];
+      if (options.staged) {
+        host_[r] = HostMemory::create(slab_bytes());
+        slab_[r] = reachable(host_[r]);
+      }
+      to_device(slab(r).flag(0, 0, 0), flags.data(), static_cast<int64_t>(flags.size() * sizeof flags[0]));
+      to_device(slab(r).control()->epoch, epochs.data(), static_cast<int64_t>(sizeof(Control::epoch)));
     }
   } catch (...) {
     close();
@@ -64,17 +68,19 @@ void Communicator::close() {
   const DeviceScope scope(options_.device);
 #endif
   for (int32_t r = 0; r < options_.world && r < kMaxRanks; ++r) {
-    if (slab_[r] == nullptr) continue;
-    if (options_.rank < 0 || r == options_.rank) release(slab_[r]);
-    else close_imported(slab_[r]);
+    if (host_[r]) no_longer_reachable(host_[r]);
+    else if (slab_[r] != nullptr && home_[r] == nullptr) close_imported(slab_[r]);
+    host_[r] = {};
     slab_[r] = nullptr;
+    if (home_[r] != nullptr) release(home_[r]);
+    home_[r] = nullptr;
   }
   if (failures_ != nullptr) release_visible(failures_);
   failures_ = nullptr;
   connected_ = false;
 }
 
-int64_t Communicator::slab_bytes() const { return Slab{nullptr, options_.world, options_.slots}.bytes(); }
+int64_t Communicator::slab_bytes() const { return Slab{nullptr, nullptr, options_.world, options_.slots}.bytes(); }
 
 void Communicator::require_connected() const {
   if (!connected_) throw std::runtime_error("the communicator is closed, or not connected yet");
@@ -82,7 +88,7 @@ void Communicator::require_connected() const {
 
 std::string Communicator::handle() const {
   if (options_.rank < 0 || slab_[options_.rank] == nullptr) throw std::runtime_error("there is no slab to share");
-  return export_memory(slab_[options_.rank]);
+  return options_.staged ? host_[options_.rank].name() : export_memory(slab_[options_.rank]);
 }
 
 void Communicator::connect(const std::vector<std::string>& handles) {
@@ -95,7 +101,13 @@ void Communicator::connect(const std::vector<std::string>& handles) {
   for (int32_t r = 0; r < options_.world; ++r) {
     if (r == options_.rank) continue;
     try {
-      slab_[r] = import_memory(handles[static_cast<size_t>(r)]);
+      const std::string& handle = handles[static_cast<size_t>(r)];
+      if (options_.staged) {
+        host_[r] = HostMemory::open(handle, slab_bytes());
+        slab_[r] = reachable(host_[r]);
+      } else {
+        slab_[r] = import_memory(handle);
+      }
     } catch (const std::runtime_error& error) {
       throw std::runtime_error("rank " + std::to_string(r) + ": " + error.what());
     }
@@ -103,13 +115,17 @@ void Communicator::connect(const std::vector<std::string>& handles) {
   connected_ = true;
 }
 
+SelfTest Communicator::self_test(int32_t rank) const {
+  SelfTest test{{}, home_[rank], options_.world, options_.slots, rank};
+  for (int32_t r = 0; r < options_.world; ++r) test.slab[r] = slab_[r];
+  return test;
+}
+
 void Communicator::write_patterns() {
   require_connected();
-  SelfTest test{{}, options_.world, options_.slots, 0};
-  for (int32_t r = 0; r < options_.world; ++r) test.slab[r] = slab_[r];
-  for (test.rank = first_rank(); test.rank < first_rank() + local_ranks(); ++test.rank)
+  for (int32_t r = first_rank(); r < first_rank() + local_ranks(); ++r)
     check(launch_blocks(&cuda::write_patterns, static_cast<unsigned>(options_.slots), kThreads,
-                        {options_.device, nullptr}, test), "the start-up test");
+                        {options_.device, nullptr}, self_test(r)), "the start-up test");
 #if defined(__CUDACC__)
   const DeviceScope scope(options_.device);
   require(cudaDeviceSynchronize(), "the start-up test");
@@ -118,17 +134,15 @@ void Communicator::write_patterns() {
 
 std::vector<uint64_t> Communicator::wrong_patterns() {
   require_connected();
-  SelfTest test{{}, options_.world, options_.slots, 0};
-  for (int32_t r = 0; r < options_.world; ++r) test.slab[r] = slab_[r];
 #if defined(__CUDACC__)
   const DeviceScope scope(options_.device);
 #endif
   std::vector<uint64_t> wrong(static_cast<size_t>(options_.world), 0);
-  for (test.rank = first_rank(); test.rank < first_rank() + local_ranks(); ++test.rank) {
+  for (int32_t rank = first_rank(); rank < first_rank() + local_ranks(); ++rank) {
     check(launch_blocks(&verify_patterns, static_cast<unsigned>(options_.slots), kThreads, {options_.device, nullptr},
-                        test), "the start-up test");
+                        self_test(rank)), "the start-up test");
     uint64_t found[kMaxRanks];
-    to_host(found, Slab{slab_[test.rank], options_.world, options_.slots}.control()->wrong, sizeof found);
+    to_host(found, slab(rank).control()->wrong, sizeof found);
     for (size_t r = 0; r < wrong.size(); ++r) wrong[r] += found[r];
   }
   return wrong;
@@ -196,7 +210,10 @@ const char* Communicator::all_reduce(const Call& call) {
   signature.add(call.reduce);
   signature.add(gather);
   Circle& circle = c.circle;
-  for (int32_t r = 0; r < options_.world; ++r) circle.slab[r] = slab_[r];
+  for (int32_t r = 0; r < options_.world; ++r) {
+    circle.slab[r] = slab_[r];
+    circle.home[r] = home_[r];
+  }
   circle.failure = failures_;
   circle.world = options_.world;
   circle.slots = options_.slots;

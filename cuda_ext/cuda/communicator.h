@@ -8,9 +8,12 @@
 #include <vector>
 
 #include "cuda/codec.h"
+#include "cuda/host_memory.h"
 #include "cuda/slab.h"
 
 namespace fc::cuda {
+
+struct SelfTest;
 
 // What a debug build (FC_FUSED_DEBUG) may do wrong on purpose; other builds refuse it.
 struct Mischief {
@@ -25,6 +28,7 @@ class Communicator {
     int32_t device, world, slots;
     int32_t rank;          // -1: all ranks of `world` are virtual
     uint32_t first_epoch;  // of the round before the first
+    bool staged;           // what others write lies in pinned memory of the host: no peer access is needed
   };
 
   // Throws std::runtime_error, as every function here does where CUDA refuses something.
@@ -64,15 +68,20 @@ class Communicator {
   std::string failure() const;
   void close();
   const Options& options() const { return options_; }
+  // Of GPU memory, and of the host's where the transport is staged.
   int64_t slab_bytes() const;
 
  private:
   int32_t local_ranks() const { return options_.rank < 0 ? options_.world : 1; }
   int32_t first_rank() const { return options_.rank < 0 ? 0 : options_.rank; }
   void require_connected() const;
+  SelfTest self_test(int32_t rank) const;
+  Slab slab(int32_t rank) const { return {slab_[rank], home_[rank], options_.world, options_.slots}; }
 
   Options options_;
   uint8_t* slab_[kMaxRanks] = {};
+  uint8_t* home_[kMaxRanks] = {};  // of ranks that are here; the slab itself where nothing is staged
+  HostMemory host_[kMaxRanks];     // behind the slabs that are staged
   bool connected_ = false;
   Failure* failures_ = nullptr;
   uint32_t ticket_ = 0;

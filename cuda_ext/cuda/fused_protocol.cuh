@@ -37,6 +37,7 @@ namespace fc::cuda {
 // What every block of a call knows of it and of the other ranks.
 struct Circle {
   uint8_t* slab[kMaxRanks];
+  uint8_t* home[kMaxRanks];  // of the ranks of this launch
   Failure* failure;  // of the first rank of this launch; those of virtual ranks follow
   int32_t world, slots;
   int32_t rank;           // the first rank of this launch
@@ -76,7 +77,7 @@ class Slot {
       news.intruder = ticket != 0 && ticket != c.ticket;
       if (news.intruder) fine = give_up(kBusy, kPartials, rank, first_);
       else if (load_acquire(&control()->failed)) fine = false;
-      else if (load_acquire(&control()->told)) fine = give_up(kTold, kPartials, rank, first_);
+      else if (load_acquire(slab(rank).told())) fine = give_up(kTold, kPartials, rank, first_);
     }
     return all_threads(fine);
   }
@@ -89,7 +90,7 @@ class Slot {
 #if defined(FC_FUSED_DEBUG)
     if (c.unprotected) epoch = 0;
 #endif
-    return slab(of).inbox(phase, index, epoch, source, static_cast<int32_t>(threadIdx.x) / 32);
+    return slab(of).inbox(of == source, phase, index, epoch, source, static_cast<int32_t>(threadIdx.x) / 32);
   }
 
   // Tells all ranks that what this block has pushed in a phase of a round is there.
@@ -116,7 +117,7 @@ class Slot {
     if (threadIdx.x == 0) {
       control()->epoch[index] = last_;
       const bool last = count_arrival(&control()->done) == static_cast<uint64_t>(c.blocks) - 1;
-      news.clean = last && (load_acquire(&control()->failed) || load_acquire(&control()->told));
+      news.clean = last && (load_acquire(&control()->failed) || load_acquire(slab(rank).told()));
       if (last) {
         store_release(&control()->done, 0);
         store_release(&control()->busy, 0);
@@ -136,7 +137,7 @@ class Slot {
 #endif
   static constexpr uint32_t kTurnsPerLook = 128, kPatientTurns = 4096, kPauseNs = 200;
 
-  FC_DEVICE Slab slab(int32_t of) const { return {c.slab[of], c.world, c.slots}; }
+  FC_DEVICE Slab slab(int32_t of) const { return {c.slab[of], c.home[of], c.world, c.slots}; }
   FC_DEVICE Control* control() const { return slab(rank).control(); }
 
   // Epochs may wrap around.
@@ -148,7 +149,7 @@ class Slot {
     for (uint32_t turn = 1; !reached(static_cast<uint32_t>(load_relaxed(flag)), epoch); ++turn) {
       if (turn % kTurnsPerLook != 0) continue;
       if (load_relaxed(&control()->failed)) return false;
-      if (load_relaxed(&control()->told)) return give_up(kTold, phase, source, epoch);
+      if (load_relaxed(slab(rank).told())) return give_up(kTold, phase, source, epoch);
       const uint64_t now = nanoseconds();
       if (since == 0) since = now;
       if (c.deadline_ns != 0 && now - since > c.deadline_ns) return give_up(kLate, phase, source, epoch);
@@ -167,13 +168,13 @@ class Slot {
     Failure* failure = c.failure + (rank - c.rank);
     failure->slot = static_cast<uint32_t>(index);
     failure->phase = static_cast<uint32_t>(phase);
-    failure->source = static_cast<uint32_t>(reason == kTold ? load_acquire(&control()->told) - 1 : source);
+    failure->source = static_cast<uint32_t>(reason == kTold ? load_acquire(slab(rank).told()) - 1 : source);
     failure->epoch = epoch;
     failure->expected = c.signature;
     failure->found = signature;
     store_release(&failure->reason, reason);
     for (int32_t r = 0; r < c.world; ++r)
-      if (r != rank) store_release(&slab(r).control()->told, static_cast<uint64_t>(rank) + 1);
+      if (r != rank) store_release(slab(r).told(), static_cast<uint64_t>(rank) + 1);
     return false;
   }
 

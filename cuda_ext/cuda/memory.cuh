@@ -7,6 +7,7 @@
 #include <string>
 
 #include "cuda/device.cuh"
+#include "cuda/host_memory.h"
 
 namespace fc::cuda {
 
@@ -29,14 +30,14 @@ inline uint8_t* allocate_zeros(int64_t bytes) {
 }
 inline void release(uint8_t* memory) { (void)cudaFree(memory); }
 
-// Copies and waits until they are done.
+// Copies and waits until they are done; the slab lies on the device or in pinned memory of the host.
 inline void to_device(void* to, const void* from, int64_t bytes) {
-  require(cudaMemcpy(to, from, static_cast<size_t>(bytes), cudaMemcpyHostToDevice), "the slab cannot be written");
+  require(cudaMemcpy(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault), "the slab cannot be written");
   require(cudaDeviceSynchronize(), "the slab cannot be written");
 }
 inline void to_host(void* to, const void* from, int64_t bytes) {
   require(cudaDeviceSynchronize(), "waiting for the device");
-  require(cudaMemcpy(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost), "the slab cannot be read");
+  require(cudaMemcpy(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault), "the slab cannot be read");
 }
 
 inline Handle export_memory(uint8_t* memory) {
@@ -54,6 +55,20 @@ inline uint8_t* import_memory(const Handle& text) {
   return static_cast<uint8_t*>(memory);
 }
 inline void close_imported(uint8_t* memory) { (void)cudaIpcCloseMemHandle(memory); }
+
+// Memory of the host where kernels of this process write and read it; the address that they use.
+inline uint8_t* reachable(const HostMemory& memory) {
+  void* address = nullptr;
+  require(cudaHostRegister(memory.data(), static_cast<size_t>(memory.bytes()),
+                           cudaHostRegisterPortable | cudaHostRegisterMapped),
+          "memory of the host cannot be pinned (cudaHostRegister)");
+  require(cudaHostGetDevicePointer(&address, memory.data(), 0), "pinned memory of the host cannot be reached");
+  return static_cast<uint8_t*>(address);
+}
+inline void no_longer_reachable(const HostMemory& memory) {
+  (void)cudaHostUnregister(memory.data());
+  (void)cudaGetLastError();
+}
 
 // Written by kernels, read by the host at any time.
 inline void* allocate_visible(int64_t bytes) {
@@ -80,6 +95,8 @@ inline void to_host(void* to, const void* from, int64_t bytes) { std::memcpy(to,
 inline Handle export_memory(uint8_t*) { throw std::runtime_error("memory of the host is not shared"); }
 inline uint8_t* import_memory(const Handle&) { throw std::runtime_error("memory of the host is not shared"); }
 inline void close_imported(uint8_t*) {}
+inline uint8_t* reachable(const HostMemory& memory) { return memory.data(); }
+inline void no_longer_reachable(const HostMemory&) {}
 inline void* allocate_visible(int64_t bytes) { return allocate_zeros(bytes); }
 inline void release_visible(void* memory) { std::free(memory); }
 

@@ -2,6 +2,9 @@
 //
 //     control | flags [phase][slot][source] | partials [slot][generation 4][source][warp] | sums [slot][generation 2]...
 //
+// It lies in the memory of the rank's GPU, which the others reach (peer access), or twice: `home` there, for what the
+// rank alone uses, and `base` in pinned memory of the host, for what others write (staged).
+//
 // A slot is a block of threads; block b of every rank talks to block b of the others only. Addresses depend on the
 // numbers of ranks and slots alone: never on a shape, a format, or how many slots a call uses.
 #pragma once
@@ -29,7 +32,7 @@ struct Failure {
   uint32_t expected, found;             // calls' signatures where they differ
 };
 
-// A rank's own; `told` is written by the others: 1 + the rank that gave up.
+// A rank's own, at home; but `told` is written by the others: 1 + the rank that gave up.
 struct Control {
   uint64_t failed;  // sticky: no later call does anything but write NaN
   uint64_t told;
@@ -40,7 +43,8 @@ struct Control {
 };
 
 struct Slab {
-  uint8_t* base;
+  uint8_t* base;  // where others write
+  uint8_t* home;  // where only the rank itself does; null for whoever is another rank
   int32_t world, slots;
 
   static FC_FN int64_t flags_at() { return (static_cast<int64_t>(sizeof(Control)) + 255) / 256 * 256; }
@@ -53,15 +57,17 @@ struct Slab {
   }
   FC_FN int64_t bytes() const { return sums_at() + int64_t{slots} * kSumGenerations * world * inbox_bytes(); }
 
-  FC_FN Control* control() const { return reinterpret_cast<Control*>(base); }
+  FC_FN Control* control() const { return reinterpret_cast<Control*>(home); }
+  FC_FN uint64_t* told() const { return &reinterpret_cast<Control*>(base)->told; }
   // 64 bits: the epoch in the low half, the signature of the call in the high half.
   FC_FN uint64_t* flag(int32_t phase, int32_t slot, int32_t source) const {
     return reinterpret_cast<uint64_t*>(base + flags_at()) + (int64_t{phase} * slots + slot) * world + source;
   }
-  FC_FN uint8_t* inbox(int32_t phase, int32_t slot, uint32_t generation, int32_t source, int32_t warp) const {
+  // `own`: of what the rank sends to itself.
+  FC_FN uint8_t* inbox(bool own, int32_t phase, int32_t slot, uint32_t generation, int32_t source, int32_t warp) const {
     const int32_t generations = phase == kPartials ? kPartialGenerations : kSumGenerations;
     const int64_t index = (int64_t{slot} * generations + generation % generations) * world + source;
-    return base + (phase == kPartials ? partials_at() : sums_at()) + index * inbox_bytes() + warp * kMostBlockBytes;
+    return (own ? home : base) + (phase == kPartials ? partials_at() : sums_at()) + index * inbox_bytes() + warp * kMostBlockBytes;
   }
 };
 

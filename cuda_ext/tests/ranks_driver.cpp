@@ -25,7 +25,8 @@ bool ranks_agree(std::vector<std::vector<uint64_t>>& slabs, int64_t tokens, bool
   Failure failures[kWorld] = {};
   unsigned long long nonfinite[2] = {};
   FusedCall call{};
-  for (size_t r = 0; r < kWorld; ++r) call.circle.slab[r] = reinterpret_cast<uint8_t*>(slabs[r].data());
+  for (size_t r = 0; r < kWorld; ++r)
+    call.circle.slab[r] = call.circle.home[r] = reinterpret_cast<uint8_t*>(slabs[r].data());
   call.circle.failure = failures;
   call.circle.world = call.circle.virtual_ranks = kWorld;
   call.circle.slots = kSlots;
@@ -52,7 +53,7 @@ bool ranks_agree(std::vector<std::vector<uint64_t>>& slabs, int64_t tokens, bool
 
 int main(int count, char** arguments) {
   const bool unprotected = count > 1 && std::strcmp(arguments[1], "unprotected") == 0;
-  const size_t words = static_cast<size_t>(Slab{nullptr, kWorld, kSlots}.bytes()) / sizeof(uint64_t) + 1;
+  const size_t words = static_cast<size_t>(Slab{nullptr, nullptr, kWorld, kSlots}.bytes()) / sizeof(uint64_t) + 1;
   std::vector<std::vector<uint64_t>> slabs(kWorld, std::vector<uint64_t>(words, 0));
   for (int turn = 0; turn < 6; ++turn)
     if (!ranks_agree(slabs, 1 + 25 * (turn % 3), turn % 2 == 0, unprotected, turn) && !unprotected)

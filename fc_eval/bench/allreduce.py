@@ -1,6 +1,6 @@
 """How fast the fused all-reduce is, beside NCCL and PyTorch's symmetric-memory two-shot in the same processes.
 
-    fc-eval bench allreduce [ranks=2] [virtual=true] [formats=int4,int4_int8] [kib=1024,65536] [blocks=0,64]
+    fc-eval bench allreduce [ranks=2] [virtual=true] [transport=staged] [formats=int4,int4_int8] [kib=1024] [blocks=0]
 
 One process per rank, each with a GPU (several share one where there are too few; NCCL then has no rows), or with
 virtual=true all ranks in one launch on one GPU, which shows what the kernel's instructions cost, not a link.
@@ -9,8 +9,9 @@ Bytes first: for every comm, results of awkward values are compared with the emu
 anything is timed, and so are those of the timed values. Then CUDA graphs of 16 calls or more over buffers that together
 exceed the L2 cache: median of 30 replays, the maximum over ranks. `algbw_gbps` is the message (T * H values) over the
 time, `busbw_gbps` that times 2 (W - 1) / W, `wire_bytes` what the busiest rank sends to others; `link_fraction` is
-wire_bytes over the time and `link_gbps`, the bandwidth of a plain copy between two GPUs of the same run (empty where
-there is no link). `sqnr_db` is the signal over the quantization noise, against the sum of the partial sums in fp64.
+wire_bytes over the time and the bandwidth of a plain copy of the same run, from GPU to GPU or, where the transport is
+staged, to the host (empty where ranks share a GPU). `sqnr_db` is the signal over the quantization noise, against the
+sum of the partial sums in fp64.
 
 Writes the CSV file (rows of other devices, links and comms stay) and beside it the printed table with hardware,
 versions and the command.
@@ -34,6 +35,7 @@ from fc_eval.codec.format_ints import format_ints
 from fc_eval.codec.select import get_codec
 from fc_eval.collective.all_reduce import all_reduce
 from fc_eval.collective.comm import Comm, parse_comm
+from fc_eval.collective.communicator import TRANSPORTS
 from fc_eval.collective.traffic import traffic_of
 from fc_eval.errors import FcEvalError, unknown
 
@@ -54,6 +56,7 @@ class AllReduceBenchOptions:
 
     ranks: int = field(default=2, metadata={"help": "W, 2 to 8"})
     virtual: str = field(default="false", metadata={"help": "true: all ranks on one GPU in one launch"})
+    transport: str = field(default="auto", metadata={"help": "auto, peer or staged (through memory of the host)"})
     formats: tuple[str, ...] = field(
         default=("int4", "int4-g32", "int8", "int4_int8", "one_step:int4", "one_step:int8"), metadata={"help": "comms"}
     )
@@ -69,6 +72,8 @@ class AllReduceBenchOptions:
             raise unknown("dtype", self.dtype, DTYPES)
         if self.virtual not in ("true", "false"):
             raise unknown("virtual", self.virtual, ["true", "false"])
+        if self.transport not in TRANSPORTS:
+            raise unknown("transport", self.transport, TRANSPORTS)
         if not 2 <= self.ranks <= 8:
             raise FcEvalError(f"ranks={self.ranks} is not possible: expected 2 to 8")
         row_bytes = HIDDEN * DTYPES[self.dtype].itemsize
@@ -86,11 +91,12 @@ def bench_all_reduce(options: AllReduceBenchOptions, command: str) -> int:
     Raises:
         FcEvalError: no GPU, no peer access, a comm that the kernel does not cover, or bytes that differ.
     """
-    rows: list[Row] = in_circle(options.ranks, options.virtual == "true", measure, options)
+    rows: list[Row] = in_circle(options.ranks, options.virtual == "true", options.transport, measure, options)
     table = text_table(PRINTED, rows)
     print(table, flush=True)
     merge_csv(options.out, COLUMNS, KEY, rows)
-    record = options.out.with_name(f"{options.out.stem}_{rows[0]['link'].replace(' ', '_')}_w{options.ranks}.txt")
+    link = rows[0]["link"].replace(", ", "_").replace(" ", "_")
+    record = options.out.with_name(f"{options.out.stem}_{link}_w{options.ranks}.txt")
     device = torch.device("cuda", torch.cuda.current_device())
     record.write_text(f"{provenance(device)}\n\n$ {command}\n{table}\n")
     print(f"written: {options.out}, {record}")
@@ -215,7 +221,7 @@ def _compare(
 
 def _others(circle: Circle, sources: list[torch.Tensor]) -> dict[str, list[Callable[[], object]]]:
     """What else all-reduces here: NCCL, and PyTorch's two-shot where symmetric memory works."""
-    if circle.ranks is None or circle.link != "peer":
+    if circle.ranks is None or not circle.has_link:
         return {}
     group = circle.ranks.group
     targets = [source.clone() for source in sources]
@@ -242,19 +248,22 @@ def _others(circle: Circle, sources: list[torch.Tensor]) -> dict[str, list[Calla
 
 
 def _link_gbps(circle: Circle) -> float | None:
-    """GB/s of a copy from this GPU to the next, both directions at once; None where there is no link."""
-    if circle.ranks is None or circle.link != "peer":
+    """GB/s of a copy from every GPU at once, to the next one or to pinned memory of the host; None without a link."""
+    if circle.ranks is None or not circle.has_link:
         return None
-    there = torch.device("cuda", (circle.ranks.rank + 1) % torch.cuda.device_count())
     source = torch.empty(COPY_BYTES, dtype=torch.uint8, device=circle.device)
-    target = torch.empty(COPY_BYTES, dtype=torch.uint8, device=there)
+    if circle.communicator.staged:
+        target = torch.empty(COPY_BYTES, dtype=torch.uint8, pin_memory=True)
+    else:
+        there = torch.device("cuda", (circle.ranks.rank + 1) % torch.cuda.device_count())
+        target = torch.empty(COPY_BYTES, dtype=torch.uint8, device=there)
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     target.copy_(source)
     times_us = []
     for _ in range(10):
         circle.gather(None)
         start.record()
-        target.copy_(source)
+        target.copy_(source, non_blocking=True)
         end.record()
         end.synchronize()
         times_us.append(start.elapsed_time(end) * 1e3)

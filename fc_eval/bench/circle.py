@@ -33,18 +33,28 @@ class Circle:
         world_size: W.
         ranks: the group; None where all ranks are virtual and in this process.
         communicator: of the fused kernel.
-        link: what the bytes travel over: 'peer' (two GPUs), 'same GPU', or 'virtual'.
     """
 
     world_size: int
     ranks: Ranks | None
     communicator: Communicator
-    link: str
 
     @property
     def device(self) -> torch.device:
         """Of this process."""
         return self.communicator.device
+
+    @property
+    def has_link(self) -> bool:
+        """Whether every rank has a GPU of its own."""
+        return self.ranks is not None and self.world_size <= torch.cuda.device_count()
+
+    @property
+    def link(self) -> str:
+        """What the bytes travel over: 'peer' (GPUs write into each other's memory) or 'staged' (pinned memory of the
+        host); with ', one GPU' or ', virtual ranks' where there is no link between GPUs."""
+        way = "staged" if self.communicator.staged else "peer"
+        return way if self.has_link else f"{way}, {'virtual ranks' if self.ranks is None else 'one GPU'}"
 
     @property
     def is_first(self) -> bool:
@@ -68,7 +78,7 @@ class Circle:
         """Partial sums of all ranks, [W, T, H]."""
         if self.ranks is None:
             return partials
-        if self.link == "peer":
+        if self.has_link:
             raw = partials.view(-1).view(torch.uint8)
             pieces = self.ranks.exchange([raw] * self.world_size, [raw.numel()] * self.world_size, "partials")
             return torch.stack([piece.view(partials.dtype).view_as(partials) for piece in pieces])
@@ -100,8 +110,10 @@ class Circle:
         return float(max(self.gather(statistics.median(times_us))))
 
 
-def in_circle(world_size: int, virtual: bool, function: Callable[..., Any], *arguments: Any) -> Any:
+def in_circle(world_size: int, virtual: bool, transport: str, function: Callable[..., Any], *arguments: Any) -> Any:
     """What rank 0 returns of `function(circle, *arguments)`, called on every process of the ranks.
+
+    With transport='staged' NCCL does without peer access, too.
 
     Raises:
         FcEvalError: no GPU, no peer access, or what the function raises.
@@ -109,12 +121,13 @@ def in_circle(world_size: int, virtual: bool, function: Callable[..., Any], *arg
     if not torch.cuda.is_available():
         raise FcEvalError("bench allreduce needs a CUDA device, and torch sees none here")
     if virtual:
-        communicator = Communicator.virtual(world_size, torch.device("cuda", torch.cuda.current_device()))
-        return function(Circle(world_size, None, communicator, "virtual"), *arguments)
+        device = torch.device("cuda", torch.cuda.current_device())
+        communicator = Communicator.virtual(world_size, device, staged=transport == "staged")
+        return function(Circle(world_size, None, communicator), *arguments)
     context = multiprocessing.get_context("spawn")
     answers = context.SimpleQueue()
     with tempfile.TemporaryDirectory(prefix="fc_eval_bench_") as folder:
-        target = functools.partial(_serve, world_size, f"{folder}/store", answers, function, arguments)
+        target = functools.partial(_serve, world_size, transport, f"{folder}/store", answers, function, arguments)
         processes = [context.Process(target=target, args=(rank,)) for rank in range(world_size)]
         for process in processes:
             process.start()
@@ -127,12 +140,20 @@ def in_circle(world_size: int, virtual: bool, function: Callable[..., Any], *arg
 
 
 def _serve(
-    world_size: int, store: str, answers: Any, function: Callable[..., Any], arguments: tuple[Any, ...], rank: int
+    world_size: int,
+    transport: str,
+    store: str,
+    answers: Any,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    rank: int,
 ) -> None:
     count = torch.cuda.device_count()
     device = torch.device("cuda", rank % count)
     torch.cuda.set_device(device)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if transport == "staged":
+        os.environ["NCCL_P2P_DISABLE"] = "1"
     timeout = timedelta(seconds=TIMEOUT_S)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl", init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=timeout
@@ -141,9 +162,8 @@ def _serve(
         group = dist.group.WORLD
         assert group is not None
         ranks = Ranks(group)
-        communicator = Communicator.between(ranks, device)
-        link = "peer" if world_size <= count else "same GPU"
-        answer = function(Circle(world_size, ranks, communicator, link), *arguments)
+        communicator = Communicator.between(ranks, device, transport)
+        answer = function(Circle(world_size, ranks, communicator), *arguments)
         if rank == 0:
             answers.put((True, answer))
         ranks.gather(None)

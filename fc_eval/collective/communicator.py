@@ -1,13 +1,15 @@
 """The communicator of the fused kernel: inboxes of all ranks in GPU memory, and the call that goes through them.
 
-Between processes each rank owns a slab that the others map (cudaIpc); virtual ranks are all in one process on one
-device, and one call is all of them. No torch tensor is ever shared: the slab has a size of its own, fixed at the start.
+Between processes each rank owns a slab that the others map (cudaIpc), or, where GPUs cannot reach each other's memory,
+one in pinned memory of the host that all of them map (staged). Virtual ranks are all in one process on one device, and
+one call is all of them. No torch tensor is ever shared: the slab has a size of its own, fixed at the start.
 W ranks, T tokens, H hidden.
 """
 
 import itertools
+import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -17,13 +19,18 @@ from fc_eval.codec.base import DTYPE_NAMES, StageFormats
 from fc_eval.codec.native_extension import extension, format_ints, view_of
 from fc_eval.codec.select import CodecUnavailable
 from fc_eval.collective.ranks import Ranks
-from fc_eval.errors import FcEvalError, LostProcessError
+from fc_eval.errors import FcEvalError, LostProcessError, unknown
 
 # The longest wait for another rank inside of one call, which ranks enter together but for the time they compute.
 DEADLINE_S = 60.0
 # Words in the native failure that say that another rank is gone or late, and not that the call was wrong.
 _LOST = ("until the deadline", "had given up")
 _STAGES = 2  # reduce, gather
+TRANSPORTS = ("auto", "peer", "staged")
+
+
+class NoPeerAccessError(FcEvalError):
+    """The GPUs of two ranks cannot reach each other's memory; every rank raises it."""
 
 
 class Communicator:
@@ -32,6 +39,7 @@ class Communicator:
     Attributes:
         world_size: W, 2 to 8.
         id: what the operator `fc_eval::fused_all_reduce` knows it by.
+        staged: whether what ranks send each other lies in pinned memory of the host.
     """
 
     def __init__(
@@ -43,15 +51,16 @@ class Communicator:
         slots: int | None = None,
         first_epoch: int = 0,
         deadline_s: float = DEADLINE_S,
+        staged: bool = False,
     ) -> None:
         if not 2 <= world_size <= module.MOST_RANKS:
             raise FcEvalError(f"the fused kernel has 2 to {module.MOST_RANKS} ranks, not {world_size}")
         self.module, self.device, self.world_size, self.rank = module, device, world_size, rank
-        self.deadline_s = deadline_s
+        self.deadline_s, self.staged = deadline_s, staged
         self.is_virtual: bool = rank == module.VIRTUAL
         index = module.CPU_DEVICE if device.type == "cpu" else device.index
         slots = default_slots(device, world_size, self.is_virtual) if slots is None else slots
-        self._native = module.Communicator(index, world_size, rank, slots, first_epoch)
+        self._native = module.Communicator(index, world_size, rank, slots, first_epoch, staged)
         self.id = next(_IDS)
         COMMUNICATORS[self.id] = self
 
@@ -67,41 +76,58 @@ class Communicator:
         return cls(module, device, world_size, module.VIRTUAL, **options)
 
     @classmethod
-    def between(cls, ranks: Ranks, device: torch.device, **options: Any) -> "Communicator":
+    def between(cls, ranks: Ranks, device: torch.device, transport: str = "auto", **options: Any) -> "Communicator":
         """This process's end; all ranks of the group call this together, each with a GPU (several may share one).
 
         Every inbox of every pair is written and verified before this returns.
 
+        Args:
+            ranks: the group.
+            device: the GPU of this rank.
+            transport: 'peer' (GPUs write into each other's memory), 'staged' (into pinned memory of the host), or
+                'auto': staged where there is no peer access, which is said.
+            options: those of the class.
+
         Raises:
-            FcEvalError: no CUDA extension or GPU on a rank, a rank cannot open another's memory, or what was written
-                there is not what is read.
+            FcEvalError: no CUDA extension or GPU on a rank; `NoPeerAccessError` where a rank cannot open another's
+                memory, or what was written there is not what is read.
             LostProcessError: another rank has ended, or has not come in time.
         """
+        if transport not in TRANSPORTS:
+            raise unknown("transport", transport, TRANSPORTS)
+        try:
+            return cls._connected(ranks, device, staged=transport == "staged", **options)
+        except NoPeerAccessError as reason:
+            if transport != "auto":
+                raise
+            if ranks.rank == 0:
+                print(f"the fused kernel goes through memory of the host: {reason}", file=sys.stderr, flush=True)
+        return cls._connected(ranks, device, staged=True, **options)
+
+    @classmethod
+    def _connected(cls, ranks: Ranks, device: torch.device, staged: bool, **options: Any) -> "Communicator":
         # What goes wrong on one rank is told to all of them: none waits for a rank that has given up.
-        said: object
+        said: object = b""
         communicator: Communicator | None = None
         try:
-            communicator = cls(extension("cuda"), device, ranks.world_size, ranks.rank, **options)
-            said = communicator._native.handle()
+            communicator = cls(extension("cuda"), device, ranks.world_size, ranks.rank, staged=staged, **options)
         except (FcEvalError, CodecUnavailable, RuntimeError) as error:
             said = str(error)
-        handles = _all_fine(ranks, said, bytes, "memory cannot be shared")
-        assert communicator is not None
         try:
-            communicator._native.connect(handles)
-            said = b""
-        except RuntimeError as error:
-            said = str(error)
-        try:
-            _all_fine(ranks, said, bytes, "there is no peer access")
+            _all_fine(ranks, said, FcEvalError, "there is nothing to work with")
+            assert communicator is not None
+            failure = FcEvalError if staged else NoPeerAccessError
+            handles = _all_fine(ranks, _tried(communicator._native.handle), failure, "memory cannot be shared")
+            _all_fine(ranks, _tried(communicator._native.connect, handles), failure, "memory cannot be reached")
             communicator._native.write_patterns()
             ranks.gather(None)
             wrong = communicator._native.wrong_patterns()
             lies = [f"what rank {source} wrote ({count} vectors)" for source, count in enumerate(wrong) if count]
             said = f"does not read {' and '.join(lies)}" if lies else b""
-            _all_fine(ranks, said, bytes, "peer access loses writes")
+            _all_fine(ranks, said, failure, "writes get lost")
         except BaseException:
-            communicator.close()
+            if communicator is not None:
+                communicator.close()
             raise
         return communicator
 
@@ -187,11 +213,11 @@ class Communicator:
 
 
 def default_slots(device: torch.device, world_size: int, is_virtual: bool) -> int:
-    """Two blocks per multiprocessor at W = 2, one beyond, where each talks to more ranks: some tens of MiB."""
+    """Three blocks per multiprocessor, as the kernel is made for; two beyond W = 4, to keep the slab below 130 MiB."""
     if device.type == "cpu":
         return 2
     count: int = torch.cuda.get_device_properties(device).multi_processor_count
-    return 2 * count // world_size if is_virtual else count * (2 if world_size == 2 else 1)
+    return 3 * count // world_size if is_virtual else count * (3 if world_size <= 4 else 2)
 
 
 def why_not_fused(module: ModuleType, comm: StageFormats, dtype: torch.dtype, hidden: int) -> str | None:
@@ -216,12 +242,20 @@ def why_not_fused(module: ModuleType, comm: StageFormats, dtype: torch.dtype, hi
     return None
 
 
-def _all_fine(ranks: Ranks, said: object, kind: type[Any], what: str) -> list[Any]:
-    """What every rank has to say, all of it of one kind; a text is a complaint."""
+def _tried(step: Callable[..., bytes | None], *arguments: Any) -> object:
+    """What a native step gives, or its complaint."""
+    try:
+        return step(*arguments) or b""
+    except RuntimeError as error:
+        return str(error)
+
+
+def _all_fine(ranks: Ranks, said: object, failure: type[FcEvalError], what: str) -> list[Any]:
+    """What every rank has to say, all of it bytes; a text is a complaint, which every rank raises."""
     everyone = ranks.gather(said)
     for rank, word in enumerate(everyone):
-        if not isinstance(word, kind):
-            raise FcEvalError(
+        if not isinstance(word, bytes):
+            raise failure(
                 f"reducer=fused cannot work here, {what}: rank {rank}: {word}; use reducer=torch, which gives the same "
                 "bits"
             )

@@ -19,12 +19,11 @@ from fc_eval.errors import FcEvalError
 
 
 class FusedReducer:
-    """`fused`: see `fc_eval.collective.reducers.Reducer`."""
-
-    name = "fused"
+    """`fused`, or `staged` where its bytes go through memory of the host: see `fc_eval.collective.reducers.Reducer`."""
 
     def __init__(self, ranks: Ranks, communicator: Communicator | None) -> None:
         self._ranks, self._communicator = ranks, communicator
+        self.name = "staged" if communicator is not None and communicator.staged else "fused"
         self._why_not = lru_cache(self._find_why_not)  # a few comms, dtypes and row lengths, asked for at every call
 
     def __call__(self, partial_TH: torch.Tensor, comm: Comm, codec: Codec) -> Reduced:
@@ -41,7 +40,7 @@ class FusedReducer:
             return all_reduce(partial_TH, comm, codec, self._ranks)
         reason = self._why_not(comm, partial_TH.dtype, partial_TH.shape[1], partial_TH.device)
         if reason is not None:
-            raise FcEvalError(f"reducer=fused cannot do {comm.name}: {reason}; use reducer=torch")
+            raise FcEvalError(f"reducer={self.name} cannot do {comm.name}: {reason}; use reducer=torch")
         traffic = traffic_of(comm, self._ranks.world_size, *partial_TH.shape, DTYPE_NAMES[partial_TH.dtype])
         values, nonfinite = self._communicator.all_reduce(partial_TH, comm)
         for stage in traffic.stages:
@@ -64,14 +63,14 @@ class FusedReducer:
         return self._communicator.why_not(comm, dtype, hidden)
 
 
-def make_reducer(ranks: Ranks) -> FusedReducer:
+def make_reducer(ranks: Ranks, transport: str = "auto") -> FusedReducer:
     """The reducer of this rank, on the current CUDA device; all ranks of the group call this together.
 
     Raises:
-        FcEvalError: no GPU or no CUDA extension on some rank, no peer access between two, or W above 8.
+        FcEvalError: no GPU or no CUDA extension on some rank, memory that cannot be shared, or W above 8.
         LostProcessError: another rank has ended, or has not come in time.
     """
     if ranks.world_size == 1:
         return FusedReducer(ranks, None)
     index = torch.cuda.current_device() if torch.cuda.is_available() else 0
-    return FusedReducer(ranks, Communicator.between(ranks, torch.device("cuda", index)))
+    return FusedReducer(ranks, Communicator.between(ranks, torch.device("cuda", index), transport))

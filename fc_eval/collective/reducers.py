@@ -1,11 +1,13 @@
-"""How the ranks of a group reduce: three ways to the same bits.
+"""How the ranks of a group reduce: four ways to the same bits.
 
 torch      wire bytes over `torch.distributed`, gloo or nccl: real bytes on a real transport
 gathered   raw partial sums gathered, then the emulator in every rank: the definition run in the loop
-fused      one CUDA kernel that encodes, sends, sums and decodes
+fused      one CUDA kernel that encodes, sends, sums and decodes; staged where there is no peer access
+staged     the same kernel, its bytes through pinned memory of the host
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -80,6 +82,7 @@ class GatheredReducer:
 
 REDUCERS: dict[str, Callable[[Ranks], Reducer]] = {
     "fused": make_reducer,
+    "staged": partial(make_reducer, transport="staged"),
     "torch": WireReducer,
     "gathered": GatheredReducer,
 }
