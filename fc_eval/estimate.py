@@ -1,7 +1,10 @@
 """How long a run may take, from finished runs in the same store."""
 
+import json
+import math
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,24 +14,67 @@ from fc_eval.planned_run import PlannedRun
 from fc_eval.results.store import RunFolder
 
 
+@dataclass(frozen=True)
+class _Timed:
+    """What an evaluation took: seconds for so many samples, the whole of them or as many as its limit let in."""
+
+    seconds: float
+    samples: int
+    whole: bool
+    limit: int | None
+
+    def seconds_for(self, limit: int | None) -> float:
+        """Seconds under another limit, in proportion to the samples; NaN where their number is not known."""
+        if limit == self.limit:
+            return self.seconds
+        if limit is None:
+            return self.seconds if self.whole else math.nan
+        return self.seconds * (min(limit, self.samples) if self.whole else limit) / self.samples
+
+
 def estimate(run: PlannedRun) -> float | None:
-    """Seconds that a finished run of the same model, device and evaluations took, None where there is none."""
-    wanted = _what_takes_time(run.plan.config.as_dict())
-    times = []
+    """Seconds that a run may take, None where nothing says so.
+
+    Each evaluation takes what it took in finished runs of the same model, device, W and processes, the longest of them
+    where there are several; in proportion where these had another limit.
+    """
+    config = run.plan.config.as_dict()
+    setups: list[float] = []
+    timed: dict[str, list[_Timed]] = {}
     for file in run.store.root.glob("*/result.json"):
         with suppress(FcEvalError, OSError, KeyError, TypeError, ValueError):  # a report says what is broken
-            key, seconds = _time_of(file, file.stat().st_mtime_ns)
-            times += [seconds] if key == wanted else []
-    return max(times) if times else None
+            setting, setup_s, evaluations = _times_of(file, file.stat().st_mtime_ns)
+            if setting == _setting(config):
+                setups.append(setup_s)
+                for key, found in evaluations.items():
+                    timed.setdefault(key, []).append(found)
+    seconds = max(setups, default=math.nan)
+    for spec in config["eval"]["specs"]:
+        known = [s for found in timed.get(_key(spec), ()) if not math.isnan(s := found.seconds_for(spec["limit"]))]
+        seconds += max(known, default=math.nan)
+    return None if math.isnan(seconds) else seconds
 
 
 @cache
-def _time_of(result: Path, changed_ns: int) -> tuple[tuple[Any, ...], float]:
-    """What took time in a finished run, and how many seconds; remembered until the file changes."""
+def _times_of(result: Path, changed_ns: int) -> tuple[tuple[Any, ...], float, dict[str, _Timed]]:
+    """A finished run's setting, the seconds until its first evaluation, and its evaluations' by what they are.
+
+    Remembered until the file changes.
+    """
     folder = RunFolder(result.parent, "")
-    return _what_takes_time(folder.read_config()["config"]), float(folder.read_result()["time"]["total_s"])
+    config, found = folder.read_config()["config"], folder.read_result()
+    evaluations = {}
+    for spec in config["eval"]["specs"]:
+        seconds, info = found["time"]["evals_s"][spec["name"]], found["evals"][spec["name"]]
+        samples, whole = max(1, int(info["samples"])), not info["partial"]
+        evaluations[_key(spec)] = _Timed(float(seconds), samples, whole, spec["limit"])
+    return _setting(config), float(found["time"]["setup_s"]), evaluations
 
 
-def _what_takes_time(config: Mapping[str, Any]) -> tuple[Any, ...]:
-    specs = [{key: value for key, value in spec.items() if key != "path"} for spec in config["eval"]["specs"]]
-    return config["model"]["name"], config["device"], config["tp"], config.get("processes", 1), specs
+def _setting(config: Mapping[str, Any]) -> tuple[Any, ...]:
+    return config["model"]["name"], config["device"], config["tp"], config.get("processes", 1)
+
+
+def _key(spec: Mapping[str, Any]) -> str:
+    """An evaluation apart from its limit and the place of its file."""
+    return json.dumps({key: value for key, value in spec.items() if key not in ("path", "limit")}, sort_keys=True)

@@ -61,8 +61,7 @@ def run(arguments: Sequence[str]) -> int:
     for config, own in composed:  # all of them before the first one runs: a mistake should not show after hours
         with refused:
             store = RunStore(Path(own.out))
-            if not job.dry_run:
-                store.prepare()
+            store.check() if job.dry_run else store.prepare()
             runs += planned(config, store, room, job.retries)
             check_room(runs[-1], job)
             notes[share_note(config, room)] = None

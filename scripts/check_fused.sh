@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The fused all-reduce on the GPUs of this machine: build, test, measure, record. One GPU is enough for most of it.
 #
-#   scripts/check_fused.sh [FOLDER]        default FOLDER: reports/fused
+#   scripts/check_fused.sh [FOLDER]        default FOLDER: bench/fused
 #
 # 1. builds the CUDA part as a debug build, in which tests can make ranks late and take protection away, and as a release
 #    build, each in its own folder; says what registers and local memory the kernels take
@@ -17,7 +17,7 @@
 # leaves out the long sizes, LIMIT_S ends a step that takes longer (default 3600).
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
-folder=${1:-reports/fused}
+folder=${1:-bench/fused}
 python=${PYTHON:-python3}
 BUILT=${BUILT:-}
 nanobind=${NANOBIND:-$("$python" -m nanobind --cmake_dir 2>/dev/null)}

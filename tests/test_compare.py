@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -107,6 +108,14 @@ def test_a_metric_that_is_no_mean_has_no_paired_error(tmp_path):
     assert delta_text(d) == "+0.500 ± n/a"
 
 
+def test_one_window_has_no_error_and_says_so(tmp_path):
+    base = Run(windows=1)
+    b, a = written(tmp_path, base, quantized(base, "int4", 4.25, 0.02))
+    d = one(compare_runs(a, b), "wikitext2", "perplexity")
+    assert (d.samples, math.isnan(d.delta_stderr)) == (1, True)
+    assert re.fullmatch(r"\+\d+\.\d+ \(one sample has no error\)", delta_text(d))
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -116,7 +125,7 @@ def test_a_metric_that_is_no_mean_has_no_paired_error(tmp_path):
         ({"device": "cuda:1"}, r"device type \(cuda and cpu\)"),
         ({"batch_size": 4}, r"batch size .*\(4, 1\) and \(8, 1\)"),
         ({"protocol": {"bos": True}}, r"protocol of wikitext2: bos \(True and False\)"),
-        ({"protocol": {"token_sha256": "f" * 64}}, "protocol of wikitext2: token_sha256"),
+        ({"protocol": {"token_ids_sha256": "f" * 64}}, "they differ in the tokens of wikitext2: compare"),
         ({"windows": 12}, r"window count \(12 and 16\)"),
         ({"clusters": 2}, "documents of the windows"),
         ({"texts": ("text",)}, "at least one evaluation in common"),
@@ -136,7 +145,7 @@ def test_pairs_that_differ_are_refused_with_the_reason(tmp_path, change, words):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"model_files": ["a" * 64]}, "contents of the model's files"),
+        ({"model_files": ["a" * 64]}, "they differ in the contents of the model's files: compare"),
         ({"config": {"model": {"tiny": {"family": "llama", "seed": 1}}}}, "model.tiny"),
         ({"config": {"model": {"attn_implementation": "eager"}}}, r"model.attn_implementation \(eager and sdpa\)"),
     ],

@@ -5,7 +5,7 @@ import re
 
 from run_fixtures import Run, quantized, write_run
 
-from fc_eval.report.figure import INK
+from fc_eval.report.figure import INK, figure_with_axes, symlog_if_wide
 from fc_eval.report.groups import group_pairs
 from fc_eval.report.plot_bits import bits_plots
 from fc_eval.report.plot_deltas import forest_plots
@@ -68,3 +68,14 @@ def test_inline_svg_takes_the_page_colour_and_has_ids_of_its_own(tmp_path):
     ids = re.findall(r'\bid="([^"]+)"', inline)
     assert ids
     assert all(name.startswith(plot.name) for name in ids)
+
+
+def test_no_number_of_a_symlog_axis_stands_on_its_zero():
+    (axes,) = figure_with_axes(4.0, 2.0, 1)[1]
+    axes.plot([0.004, 0.01, 3.0], [0, 1, 2])
+    symlog_if_wide(axes, [0.004, 0.01, 3.0], "x")
+    ticks = axes.get_xticks()
+    assert 0.001 in ticks  # matplotlib's own choice, inside of the linear part
+    shown = [label.get_text() for label in axes.get_xticklabels()]
+    assert dict(zip(ticks.tolist(), shown, strict=True))[0.001] == ""
+    assert [text for text in shown if text][:2] == ["0", "0.01"]

@@ -65,7 +65,7 @@ class AllReduceBenchOptions:
     )
     blocks: tuple[int, ...] = field(default=(0,), metadata={"help": "thread blocks per rank; 0: the default"})
     dtype: str = field(default="bf16", metadata={"help": "bf16, fp16 or fp32"})
-    out: Path = field(default=Path("reports/bench/allreduce.csv"), metadata={"help": "CSV file"})
+    out: Path = field(default=Path("bench/allreduce.csv"), metadata={"help": "CSV file"})
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:

@@ -65,7 +65,7 @@ class CodecBenchOptions:
     codecs: tuple[str, ...] = field(default=("reference", "cpu", "cuda"), metadata={"help": "those to be timed"})
     threads: int | None = field(default=None, metadata={"help": "CPU threads (default: torch's)"})
     out: Path | None = field(
-        default=None, metadata={"help": "CSV file (default reports/bench/codec.csv, codec_DTYPE.csv where not bf16)"}
+        default=None, metadata={"help": "CSV file (default bench/codec.csv, codec_DTYPE.csv where not bf16)"}
     )
 
     def __post_init__(self) -> None:
@@ -93,7 +93,7 @@ class CodecBenchOptions:
     @property
     def csv_path(self) -> Path:
         """Where the rows go."""
-        return self.out or Path("reports/bench") / ("codec.csv" if self.dtype == "bf16" else f"codec_{self.dtype}.csv")
+        return self.out or Path("bench") / ("codec.csv" if self.dtype == "bf16" else f"codec_{self.dtype}.csv")
 
 
 def bench_codec(options: CodecBenchOptions, command: str) -> int:

@@ -57,7 +57,7 @@ class EmulationBenchOptions:
     tokens: int = field(default=2048, metadata={"help": "of one forward pass"})
     repeats: int = field(default=7, metadata={"help": "of each of the two, after one that warms up"})
     threads: int | None = field(default=None, metadata={"help": "CPU threads (default: torch's)"})
-    out: Path = field(default=Path("reports/bench/emulation.csv"), metadata={"help": "CSV file"})
+    out: Path = field(default=Path("bench/emulation.csv"), metadata={"help": "CSV file"})
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:

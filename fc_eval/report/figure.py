@@ -132,5 +132,10 @@ def symlog_if_wide(axes: Axes, values: list[float], axis: str) -> None:
         low, high = getattr(axes.dataLim, f"interval{axis}")  # the ends of intervals too
         axes.set(**{f"{axis}lim": (min(-0.2 * threshold, 1.2 * low), max(2 * max(known), 1.2 * high))})
     scaled = {"x": axes.xaxis, "y": axes.yaxis}[axis]
-    scaled.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}".replace("-", "\N{MINUS SIGN}")))
+
+    def text(v: float, _: int) -> str:
+        # The locator's lowest decade lies inside the linear part, where its number may stand on that of zero.
+        return "" if 0 < abs(v) < 0.999 * threshold else f"{v:g}".replace("-", "\N{MINUS SIGN}")
+
+    scaled.set_major_formatter(FuncFormatter(text))
     scaled.set_label_text(f"{scaled.get_label_text()}\n(logarithmic beyond ±{threshold:.2g})".strip())

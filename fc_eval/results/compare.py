@@ -12,6 +12,14 @@ from fc_eval.results.text import delta_text, flips_text, interval_text, p_text, 
 PUBLISHED_TOLERANCE = {"wikitext2": 0.02, "c4": 0.03, "c4_new": 0.03}
 
 
+# What differs where a checksum does.
+CHECKED = {
+    "contents of the model's files": "the contents of the model's files",
+    "token_ids_sha256": "the tokens",
+    "text_sha256": "the text",
+}
+
+
 @dataclass(frozen=True)
 class Paired:
     """A run with its baseline.
@@ -134,7 +142,7 @@ def _same_setting(a: RunRecord, b: RunRecord) -> None:
         ours, theirs = a.protocol.get(name, {}), b.protocol.get(name, {})
         for key in sorted(set(ours) | set(theirs)):
             facts.append((f"protocol of {name}: {key}", ours.get(key, "not set"), theirs.get(key, "not set")))
-    different = [f"{what} ({_short(x)} and {_short(y)})" for what, x, y in facts if x != y]
+    different = [_difference(what, x, y) for what, x, y in facts if x != y]
     if different:
         raise FcEvalError(
             f"{a.path.name} and {b.path.name} cannot be compared, they differ in {', '.join(different)}: "
@@ -158,6 +166,16 @@ def _model_facts(a: RunRecord, b: RunRecord) -> list[tuple[str, object, object]]
     if our_files is not None and their_files is not None:
         facts.append(("contents of the model's files", our_files, their_files))
     return facts
+
+
+def _difference(what: str, x: object, y: object) -> str:
+    """One difference in words; checksums say that contents differ, and nothing to a reader."""
+    if what in CHECKED:
+        return CHECKED[what]
+    *_, key = what.rpartition(": ")
+    if key in CHECKED:
+        return f"{CHECKED[key]} of {what.removeprefix('protocol of ').removesuffix(f': {key}')}"
+    return f"{what} ({_short(x)} and {_short(y)})"
 
 
 def _short(value: object) -> str:

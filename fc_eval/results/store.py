@@ -7,6 +7,7 @@
 An evaluation's files appear as soon as it is done, so a run that dies in the third of four keeps the first two.
 """
 
+import errno
 import io
 import json
 import os
@@ -140,9 +141,23 @@ class RunStore:
             with tempfile.NamedTemporaryFile(dir=self.root):
                 pass
         except OSError as error:
-            raise FcEvalError(
-                f"out={self.root} is not writable: {os_reason(error, self.root)}: choose another folder with out=DIR"
-            ) from None
+            raise self._unwritable(error) from None
+
+    def check(self) -> None:
+        """Makes sure, without changing anything, that `prepare` could make the folder.
+
+        Raises:
+            FcEvalError: it could not be written to.
+        """
+        place = next(place for place in (self.root, *self.root.absolute().parents) if os.path.lexists(place))
+        code = errno.ENOTDIR if not place.is_dir() else 0 if os.access(place, os.W_OK | os.X_OK) else errno.EACCES
+        if code:
+            raise self._unwritable(OSError(code, os.strerror(code), str(place)))
+
+    def _unwritable(self, error: OSError) -> FcEvalError:
+        return FcEvalError(
+            f"out={self.root} is not writable: {os_reason(error, self.root)}: choose another folder with out=DIR"
+        )
 
     def folder(self, name: str, fingerprint: str) -> RunFolder:
         """The folder of a run, found by fingerprint if it exists under whatever name."""

@@ -53,7 +53,10 @@ def delta_text(d: Delta) -> str:
     places, scale = _places(d.metric, d.delta_stderr), _scale(d.metric)
     if d.delta == 0 and d.delta_stderr == 0:
         places = 2 if is_share(d.metric) else 0
-    return f"{number(scale * d.delta, places, sign=True)} {PLUS_MINUS} {number(scale * d.delta_stderr, places)}"
+    delta = number(scale * d.delta, places, sign=True)
+    if math.isnan(d.delta_stderr) and d.samples == 1:
+        return f"{delta} (one sample has no error)"
+    return f"{delta} {PLUS_MINUS} {number(scale * d.delta_stderr, places)}"
 
 
 def interval_text(d: Delta) -> str:
