@@ -5,8 +5,8 @@
 #
 # 1. builds the CUDA part as a debug build, in which tests can make ranks late and take protection away, and as a release
 #    build, each in its own folder; says what registers and local memory the kernels take
-# 2. runs the tests marked gpu of the fused kernel with both: virtual ranks, processes that share a GPU, two GPUs
-# 3. runs `fc-eval bench allreduce`: virtual ranks at W = 2, 4, 8, processes, and between GPUs where there are two, also
+# 2. runs the tests marked gpu of the fused kernel with both: virtual ranks, processes that share a GPU, 2 to 8 GPUs
+# 3. runs `fc-eval bench allreduce`: virtual ranks at W = 2, 4, 8, processes, and between as many GPUs as there are, also
 #    through memory of the host (staged)
 # Everything said goes to FOLDER/check.txt, measurements to FOLDER/allreduce.csv.
 # Exit status: 0 all went well, 1 something failed, 2 there is nothing to run it with.
@@ -84,12 +84,12 @@ bench() {
 }
 for ranks in 2 4 8; do bench "ranks=$ranks" virtual=true kib="$sizes"; done
 bench ranks=2 virtual=true transport=staged kib="$sizes"
-if [ "$gpus" -ge 2 ]; then
-  bench ranks=2 transport=peer kib="$sizes" blocks=0,16,32,64,132
-  bench ranks=2 transport=staged kib="$sizes"
-else
-  bench ranks=2 kib=64,1024,16384
-fi
+for ranks in 2 4 8; do
+  [ "$gpus" -ge "$ranks" ] || continue
+  bench "ranks=$ranks" transport=peer kib="$sizes" blocks=0,16,32,64,132
+  bench "ranks=$ranks" transport=staged kib="$sizes"
+done
+[ "$gpus" -ge 2 ] || bench ranks=2 kib=64,1024,16384
 say ""
 say "$([ $failed = 0 ] && echo 'result: all went well' || echo 'result: FAILED')"
 exit $failed

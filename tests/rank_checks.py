@@ -11,11 +11,10 @@ import torch.distributed as dist
 from fc_eval.codec.base import Codec
 from fc_eval.codec.select import get_codec
 from fc_eval.collective.comm import parse_comm
-from fc_eval.collective.communicator import Communicator
 from fc_eval.collective.ranks import Ranks
 from fc_eval.collective.reducers import get_reducer
 from fc_eval.collective.traffic import traffic_of
-from fc_eval.errors import FcEvalError, LostProcessError
+from fc_eval.errors import FcEvalError
 
 
 class CountedBytes:
@@ -93,35 +92,3 @@ def lose_rank_1(ranks: Ranks, ending: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(60)
     ranks.agree("forward pass 1", {})
-
-
-def fused_cases(
-    ranks: Ranks, name: str, cases: list[tuple[str, torch.Tensor]]
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Each case by the reducer `fused` or `staged` on this process's GPU: values and share of non-finite groups."""
-    reducer = get_reducer(name, ranks)
-    assert reducer.name == name
-    found = []
-    for comm_name, partials_WTH in cases:
-        comm, own = parse_comm(comm_name), partials_WTH[ranks.rank].to("cuda")
-        reduced = reducer(own, comm, get_codec("auto", comm.formats, own.dtype, own.device)[0])
-        found.append((reduced.values.cpu(), reduced.nonfinite_groups.cpu()))
-        reducer.check()
-    return found
-
-
-def fused_without_rank_1(ranks: Ranks, transport: str, ending: str) -> str:
-    """Rank 1 dies, or makes another call, when rank 0 reduces; what rank 0 is told."""
-    device = torch.device("cuda", torch.cuda.current_device())
-    communicator = Communicator.between(ranks, device, transport, deadline_s=3.0)
-    if ranks.rank == 1 and ending == "dies":
-        os.kill(os.getpid(), signal.SIGKILL)
-    tokens = 8 if ranks.rank == 1 else 9
-    values, _ = communicator.all_reduce(torch.ones(tokens, 512, device="cuda"), parse_comm("int4-g32"))
-    torch.cuda.synchronize()
-    assert values.isnan().all()
-    try:
-        communicator.check()
-    except (FcEvalError, LostProcessError) as error:
-        return str(error)
-    return "nothing"
