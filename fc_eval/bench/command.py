@@ -1,4 +1,4 @@
-"""`fc-eval bench codec|emulation|allreduce KEY=VALUE ...`."""
+"""`fc-eval bench codec|emulation|allreduce|ttft KEY=VALUE ...`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,7 +35,18 @@ def _allreduce() -> Bench:
     return Bench(allreduce.AllReduceBenchOptions, allreduce.bench_all_reduce, allreduce.__doc__ or "")
 
 
-BENCHES: dict[str, Callable[[], Bench]] = {"codec": _codec, "emulation": _emulation, "allreduce": _allreduce}
+def _ttft() -> Bench:
+    from fc_eval.bench import ttft
+
+    return Bench(ttft.TtftBenchOptions, ttft.bench_ttft, ttft.__doc__ or "")
+
+
+BENCHES: dict[str, Callable[[], Bench]] = {
+    "codec": _codec,
+    "emulation": _emulation,
+    "allreduce": _allreduce,
+    "ttft": _ttft,
+}
 
 USAGE = """\
 usage: fc-eval bench NAME [KEY=VALUE] ...
@@ -43,6 +54,7 @@ usage: fc-eval bench NAME [KEY=VALUE] ...
   codec       speed of the codecs beside a copy, bytes checked first
   emulation   a model's forward under a quantized comm over the same under plain
   allreduce   the fused all-reduce beside NCCL, bytes checked first (needs a GPU)
+  ttft        time to first token under real tensor parallelism beside NCCL, values checked first (needs two GPUs)
 
 `fc-eval bench NAME --help` says what is measured and lists the keys. Nothing is fetched; no network is needed.
 """

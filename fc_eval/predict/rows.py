@@ -30,6 +30,8 @@ KEY = COLUMNS[:9]
 PARTS = {"gemm_ms": "gemm_s", "attention_ms": "attention_s", "other_ms": "other_s", "comm_ms": "comm_s"}
 # What a bench writes that knows no more of a link than that GPUs reach each other.
 PEER_LINK = "peer"
+# How the algorithm of a row ends that did not run as one kernel, which is what predictions are about.
+UNFUSED = " (unfused)"
 # Where `fc-eval bench ttft` writes.
 DEFAULT = Path("reports/bench/ttft.csv")
 
@@ -42,16 +44,17 @@ class Row:
     link: str
     prefill: Prefill
     comm: Comm
+    algorithm: str
     ttft_ms: float
     parts: dict[str, float]
 
     def is_of(self, gpu: Gpu, link: str) -> bool:
-        """Whether this was measured on such a machine."""
+        """Whether this was measured on such a machine, and is what predictions are about."""
         device = self.device.casefold()
         named = {name.casefold() for name in (gpu.device, gpu.name) if name}
         own = [f"{kind}{getattr(gpu, kind)}" for kind in ("nvlink", "pcie") if getattr(gpu, kind) is not None]
         links = {link, PEER_LINK} if link in own[:1] or gpu.link is not None else {link}
-        return device in named and self.link in links
+        return device in named and self.link in links and not self.algorithm.endswith(UNFUSED)
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -106,7 +109,8 @@ def _row(path: Path, line: int, said: dict[str, str]) -> Row:
         world_size, batch, tokens = (int(said[key]) for key in ("world_size", "batch", "input_tokens"))
         prefill = Prefill(shape, world_size, batch, tokens, said["weights"])
         parts = {key: float(said[key]) for key in PARTS if said[key]}
-        row = Row(said["device"], said["link"], prefill, parse_comm(said["comm"]), float(said["ttft_ms"]), parts)
+        comm, ttft_ms = parse_comm(said["comm"]), float(said["ttft_ms"])
+        row = Row(said["device"], said["link"], prefill, comm, said["algorithm"], ttft_ms, parts)
     except (ValueError, TypeError) as error:  # a FcEvalError is a ValueError
         raise FcEvalError(f"{path}, line {line}: {error}: mend the row or measure again") from None
     if not (row.ttft_ms > 0 and all(value >= 0 for value in parts.values())):
