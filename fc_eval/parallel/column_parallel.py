@@ -10,10 +10,10 @@ from torch import nn
 from torch.nn import functional
 
 from fc_eval.codec.eager import eager
-from fc_eval.parallel.stand_in import StandIn
+from fc_eval.parallel.stand_in import LinearStandIn
 
 
-class ColumnParallelForward(StandIn):
+class ColumnParallelForward(LinearStandIn):
     """Stands in for the forward of one column-parallel `nn.Linear`; `world_size` is W, which divides its output."""
 
     def __init__(self, module: nn.Linear, name: str, world_size: int) -> None:

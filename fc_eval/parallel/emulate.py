@@ -17,6 +17,7 @@ from fc_eval.collective.traffic import traffic_of
 from fc_eval.errors import FcEvalError
 from fc_eval.parallel.column_parallel import ColumnParallelForward
 from fc_eval.parallel.policy import Policy
+from fc_eval.parallel.rank_by_rank import between_columns_and_rows
 from fc_eval.parallel.row_parallel import RowParallelForward
 from fc_eval.parallel.site import Site
 from fc_eval.parallel.sites import find_decoder
@@ -188,7 +189,7 @@ class Attachment:
         full, size = self.split.plan == "full", self.world_size
         rows = [RowParallelForward(self._targets[s.name], s, size, self._reduce, contiguous=full) for s in self.sites]
         columns = [ColumnParallelForward(plain_linear(model, name), name, size) for name in self.split.columns]
-        return [*rows, *columns]
+        return [*rows, *columns, *between_columns_and_rows(model, self.split)]
 
     @contextmanager
     def _installed(self, model: nn.Module) -> Iterator[None]:
@@ -248,8 +249,9 @@ def communicate(
         tp: world size W, a whole number that divides the input of every site; 1 leaves the layers untouched.
         codec: 'auto', 'reference', 'cpu' or 'cuda'; all give the same bits.
         plan: 'row_only' computes everything but the row-parallel layers as the unsplit model does; 'full' computes the
-            column-parallel layers rank by rank as well, and every product on contiguous slices, so that the numbers are
-            those of real ranks on the same kind of device; slower, and W has to divide the heads.
+            column-parallel layers, attention and activations rank by rank as well, and every product on contiguous
+            slices, so that the numbers are those of real ranks on a CPU, bit for bit; slower, and W has to divide the
+            heads.
 
     Nothing is left behind, whatever happens in the block. A copy or a pickle of the model made inside does not
     communicate. A model compiled with torch.compile runs its row-parallel layers eagerly, with the same bits.

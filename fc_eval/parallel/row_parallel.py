@@ -14,7 +14,7 @@ from torch import nn
 
 from fc_eval.codec.eager import eager
 from fc_eval.parallel.site import Site
-from fc_eval.parallel.stand_in import StandIn
+from fc_eval.parallel.stand_in import LinearStandIn
 
 
 def partial_sums(
@@ -26,21 +26,24 @@ def partial_sums(
         x_TK: the whole input.
         weight_HK: the whole weight.
         world_size: W, which divides K.
-        contiguous: copies each slice first, as it lies in a real rank's memory; a matrix product may depend on that.
+        contiguous: each slice and each product in memory of its own, as in a real rank; a matrix product may depend on
+            how its operands lie.
     """
     width = x_TK.shape[1] // world_size
     partials_WTH = x_TK.new_empty((world_size, x_TK.shape[0], weight_HK.shape[0]))
     for rank in range(world_size):
         columns = slice(rank * width, (rank + 1) * width)
         x, weight = x_TK[:, columns], weight_HK[:, columns]
-        if contiguous:
-            x, weight = x.contiguous(), weight.contiguous()
-        # What nn.Linear computes without its bias; written in place, which spares a copy of every partial.
-        torch.mm(x, weight.t(), out=partials_WTH[rank])
+        # What nn.Linear computes without its bias.
+        if contiguous:  # clones, because a slice of a single row counts as contiguous where it lies
+            x, weight = (values.clone(memory_format=torch.contiguous_format) for values in (x, weight))
+            partials_WTH[rank] = torch.mm(x, weight.t())
+        else:  # written in place, which spares a copy of every partial
+            torch.mm(x, weight.t(), out=partials_WTH[rank])
     return partials_WTH
 
 
-class RowParallelForward(StandIn):
+class RowParallelForward(LinearStandIn):
     """Stands in for the forward of one row-parallel `nn.Linear`.
 
     Attributes:

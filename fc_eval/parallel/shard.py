@@ -42,7 +42,8 @@ class _SplitInput:
 
     def __call__(self, module: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor]:
         (whole,) = args
-        return (whole[..., self.columns],)
+        # In memory of its own, as the emulator's slices: a product may depend on how its operands lie.
+        return (whole[..., self.columns].clone(memory_format=torch.contiguous_format),)
 
 
 def _linear(model: nn.Module, name: str) -> nn.Linear:

@@ -1,4 +1,4 @@
-"""Something else computes in the place of one layer's own forward, for a while and without a trace afterwards."""
+"""Something else computes in the place of one module's own forward, for a while and without a trace afterwards."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,26 +10,34 @@ from fc_eval.errors import FcEvalError
 
 
 class StandIn:
-    """Stands in for the forward of one `nn.Linear`, from `install` to `remove`; it never outlives that.
+    """Stands in for the forward of one module, from `install` to `remove`; it never outlives that.
 
-    Afterwards a reference that someone has kept computes the layer's own forward, and a copy or a pickle of the layer
+    Afterwards a reference that someone has kept computes the module's own forward, and a copy or a pickle of the module
     made meanwhile holds its own forward from the start. A subclass is called as the forward is, and asks `active`.
 
     Attributes:
-        module: the layer, whose weight and bias are read at each call (they may be offloaded in between).
+        module: the module; weights are read at each call (they may be offloaded in between).
         name: its full name.
         active: whether it stands in for the forward now.
-        own: the layer's own forward.
+        own: the module's own forward.
 
     Raises:
-        FcEvalError: the layer communicates already, or something else stands in for its forward.
+        FcEvalError: the module communicates already.
     """
 
-    def __init__(self, module: nn.Linear, name: str) -> None:
+    active: bool
+
+    def __init__(self, module: nn.Module, name: str) -> None:
         self.module, self.name = module, name
         # accelerate's hook brings an offloaded weight in and then calls `_old_forward`.
         self._attribute = "_old_forward" if hasattr(module, "_hf_hook") else "forward"
-        self.own = _own_forward(module, getattr(module, self._attribute), name)
+        found = getattr(module, self._attribute)
+        if isinstance(found, StandIn) and found.active:
+            raise FcEvalError(
+                f"{name} communicates already, in this model or another that shares it: leave the other `with` block "
+                "first"
+            )
+        self.own: Callable[..., Any] = found
         self._was_set = self._attribute in vars(module)
         self.active = False
 
@@ -54,6 +62,24 @@ class StandIn:
         # A copied or unpickled module is still empty here, so this is its class's forward, bound to it.
         return getattr, (self.module, "forward")
 
+
+class LinearStandIn(StandIn):
+    """Stands in for the forward of one `nn.Linear`.
+
+    Attributes:
+        module: the layer.
+
+    Raises:
+        FcEvalError: the layer communicates already, or something else stands in for its forward.
+    """
+
+    module: nn.Linear
+
+    def __init__(self, module: nn.Linear, name: str) -> None:
+        super().__init__(module, name)
+        _check_own(module, self.own, name)
+        self.own: Callable[..., torch.Tensor]
+
     def check_call(self, input: torch.Tensor) -> None:
         """Makes sure that a call can be computed slice by slice, as ranks would.
 
@@ -75,12 +101,8 @@ class StandIn:
             )
 
 
-def _own_forward(module: nn.Linear, found: Any, name: str) -> Callable[[torch.Tensor], torch.Tensor]:
-    """What is to be replaced, if that is nn.Linear's own forward: anything else would be passed over in silence."""
-    if isinstance(found, StandIn) and found.active:
-        raise FcEvalError(
-            f"{name} communicates already, in this model or another that shares it: leave the other `with` block first"
-        )
+def _check_own(module: nn.Linear, found: Any, name: str) -> None:
+    """Makes sure that what is replaced is nn.Linear's own forward: anything else would be passed over in silence."""
     function = getattr(found, "__func__", None)
     # A function of torch's own file, since someone may have patched the class as well.
     patched = function is not nn.Linear.forward or function.__globals__ is not vars(nn.modules.linear)
@@ -90,5 +112,3 @@ def _own_forward(module: nn.Linear, found: Any, name: str) -> Callable[[torch.Te
             f"the forward of {name} was replaced by {what!r}, which the emulated split would pass over: "
             "give the layer its own forward back, or put a forward hook around it"
         )
-    own: Callable[[torch.Tensor], torch.Tensor] = found
-    return own
