@@ -45,9 +45,11 @@ def launcher_of(job: Job) -> Launcher:
 
 def room_of(job: Job) -> Room:
     """What a run may use under the launcher that a command line asks for."""
-    if job.launcher.on_cluster:
-        return Room(cpus=job.launcher.cpus, gpus=job.launcher.gpus)
-    return Room(jobs=job.at_a_time or 1)
+    config, jobs = job.launcher, 1 if job.launcher.on_cluster else job.at_a_time or 1
+    if config.name != "submitit":
+        return Room(jobs)
+    # A job sees as many GPUs as it asks for, whatever there are.
+    return Room(jobs, None if config.cpus is None else jobs * config.cpus, jobs * (config.gpus or 0))
 
 
 def check_room(run: PlannedRun, job: Job) -> None:

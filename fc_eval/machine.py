@@ -86,7 +86,7 @@ def settled(config: RunConfig, room: Room | None = None) -> RunConfig:
     room = room or Room()
     if config.device == "cuda" and not room.all_gpus():
         if room.gpus is not None:
-            raise FcEvalError("device=cuda but launcher.gpus=0: say how many GPUs each job asks for, or device=cpu")
+            raise FcEvalError("device=cuda but no job asks for a GPU: say how many with launcher.gpus=N, or device=cpu")
         raise FcEvalError("device=cuda but torch sees no CUDA device: use device=cpu, or install a CUDA build of torch")
     if config.device == "auto":
         config = replace(config, device="cuda" if room.all_gpus() else "cpu")
