@@ -1,7 +1,7 @@
 """A hardware file for `fc-eval predict gpu=FILE`: the rates of this machine, or parameters fitted to measured rows.
 
     fc-eval calibrate [out=hardware.yaml]                          measures this machine's GPUs (device=cpu: its CPU)
-    fc-eval calibrate rows=reports/bench/ttft.csv gpu=h200 [link=nvlink] [out=fitted.yaml]
+    fc-eval calibrate rows=bench/ttft.csv gpu=h200 [link=nvlink] [out=fitted.yaml]
 
 Measured: a bf16 and an INT8 product of an MLP's size, causal attention, a copy in memory, the codec of this
 installation, and with two GPUs or more a copy from each to the next one and NCCL's all-reduce, small and large. These

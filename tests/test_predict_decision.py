@@ -84,7 +84,7 @@ def test_the_page_has_table_plots_and_csv(tmp_path, capsys):
 
 
 def test_notes_say_what_is_uneven_and_what_does_not_fit():
-    leaflet, _ = decide(PredictOptions(gpu="l4", model="llama3_70b", tp=6, measured=PredictOptions(gpu="l4").measured))
+    leaflet, _ = decide(PredictOptions(gpu="l4", model="llama3_70b", tp=6))
     notes = " ".join(leaflet.notes)
     assert "tp=6 does not divide the 64 heads: the busiest rank, with 11 of them" in notes
     assert re.search(r"weights of one rank take \d+ GB, more than the 24 GB of L4", notes)

@@ -14,7 +14,8 @@ for bit and on every rank, before anything is timed. Then the comms and `plain`,
 in rounds of their own, with events around them. reducer=torch sends the same bytes without a fused kernel: such rows
 say "(unfused)" in their column `algorithm`, and predictions are not compared with them.
 
-Writes the CSV file that `fc-eval predict` and `fc-eval calibrate rows=` read; rows of other machines stay.
+Writes the CSV file that `fc-eval predict` and `fc-eval calibrate rows=` read (rows of other machines stay), and beside
+it the table with hardware, versions and the command.
 """
 
 import statistics
@@ -26,7 +27,7 @@ import torch
 
 from fc_eval.bench.group import in_group
 from fc_eval.bench.link import drain
-from fc_eval.bench.machine import DEVICES, device_name
+from fc_eval.bench.machine import DEVICES, device_name, device_of, provenance
 from fc_eval.bench.prefill import FEWEST_INT8_ROWS, RankPrefill, Reduce, check_split
 from fc_eval.bench.table import Row, merge_csv, text_table
 from fc_eval.codec.select import get_codec
@@ -35,14 +36,14 @@ from fc_eval.collective.ranks import Ranks
 from fc_eval.collective.reducers import Reducer, get_reducer
 from fc_eval.errors import FcEvalError, unknown
 from fc_eval.predict.break_even import UNQUANTIZED
-from fc_eval.predict.rows import COLUMNS, DEFAULT, KEY, PARTS, PEER_LINK, UNFUSED
+from fc_eval.predict.rows import COLUMNS, KEY, OWN, PARTS, PEER_LINK, UNFUSED
 from fc_eval.predict.shapes import named_shape
 from fc_eval.predict.work import WEIGHTS, Prefill
 
 WARM_ROUNDS = 2
 # Of the check: small, since it gathers every raw partial sum.
 CHECK_TOKENS = 64
-REDUCERS = ("fused", "torch")
+REDUCERS = ("fused", "staged", "torch")
 
 
 @dataclass(frozen=True)
@@ -58,12 +59,14 @@ class TtftBenchOptions:
     tokens: tuple[int, ...] = field(default=(1024,), metadata={"help": "of each prompt"})
     comm: tuple[str, ...] = field(default=("int8", "int4_int8", "int4"), metadata={"help": "as in `fc-eval run comm=`"})
     weights: tuple[str, ...] = field(default=("bf16",), metadata={"help": "bf16, w8a8"})
-    reducer: str = field(default="fused", metadata={"help": "fused or torch"})
+    reducer: str = field(default="fused", metadata={"help": "fused, staged or torch"})
     device: str = field(default="cuda", metadata={"help": "cuda or cpu"})
-    link: str = field(default=PEER_LINK, metadata={"help": "name of the link for the table (nvlink4, pcie4, ...)"})
+    link: str | None = field(
+        default=None, metadata={"help": "its name for the table, such as pcie4 (default: peer, or staged)"}
+    )
     rounds: int = field(default=7, metadata={"help": "of each comm, after two that warm up"})
     vocabulary: int = field(default=128256, metadata={"help": "rows of the head"})
-    out: Path = field(default=DEFAULT, metadata={"help": "CSV file"})
+    out: Path = field(default=OWN, metadata={"help": "CSV file"})
 
     def __post_init__(self) -> None:
         for kind, value, known in (("device", self.device, DEVICES), ("reducer", self.reducer, REDUCERS)):
@@ -72,8 +75,8 @@ class TtftBenchOptions:
         for name in self.weights:
             if name not in WEIGHTS:
                 raise unknown("weights", name, WEIGHTS)
-        if self.device == "cpu" and self.reducer == "fused":
-            raise FcEvalError("reducer=fused reduces between GPUs, but device=cpu: use reducer=torch")
+        if self.device == "cpu" and self.reducer != "torch":
+            raise FcEvalError(f"reducer={self.reducer} reduces between GPUs, but device=cpu: use reducer=torch")
         for name in ("layers", "rounds"):
             if (count := getattr(self, name)) is not None and count < 1:
                 raise FcEvalError(f"{name}={count} is not possible: expected 1 or more")
@@ -111,9 +114,12 @@ def bench_ttft(options: TtftBenchOptions, command: str) -> int:
             "shows how it works, and its times say nothing of GPUs"
         )
     rows: list[Row] = in_group(options.device, options.tp, measure, options)
-    print(text_table(COLUMNS, rows), flush=True)
+    table = text_table(COLUMNS, rows)
+    print(table, flush=True)
     merge_csv(options.out, COLUMNS, KEY, rows)
-    print(f"written: {options.out}")
+    record = options.out.with_name(f"{options.out.stem}_{options.device}_w{options.tp}.txt")
+    record.write_text(f"{provenance(device_of(options.device))}\n\n$ {command}\n{table}\n")
+    print(f"written: {options.out}, {record}")
     return 0
 
 
@@ -141,7 +147,7 @@ def measure(ranks: Ranks, device: torch.device, options: TtftBenchOptions) -> li
         times_ms, parts_ms = _time(model, ranks, device, ids_BS, reduces, options.rounds)
         for comm in reduces:
             ratio = times_ms[UNQUANTIZED] / times_ms[comm]
-            rows.append(_row(options, prefill, device, comm, times_ms[comm], parts_ms[comm], ratio))
+            rows.append(_row(options, prefill, device, comm, reducer.name, times_ms[comm], parts_ms[comm], ratio))
     return rows
 
 
@@ -201,6 +207,7 @@ def _row(
     prefill: Prefill,
     device: torch.device,
     comm: Comm,
+    reducer: str,
     ttft_ms: float,
     parts_ms: dict[str, float],
     ratio: float,
@@ -209,10 +216,11 @@ def _row(
     algorithm = comm.algorithm
     if comm == UNQUANTIZED:
         algorithm = "nccl" if device.type == "cuda" else "gloo"
-    elif options.reducer != "fused":
+    elif reducer == "torch":
         algorithm += UNFUSED
+    link = options.link or ("staged" if reducer == "staged" else PEER_LINK)
     found = (
-        *(device_name(device), options.link, str(prefill.world_size), f"{options.model}{layers}", prefill.weights),
+        *(device_name(device), link, str(prefill.world_size), f"{options.model}{layers}", prefill.weights),
         *(str(prefill.batch), str(prefill.tokens), comm.name, algorithm, f"{ttft_ms:.3f}"),
         *(f"{parts_ms[name]:.3f}" for name in ("comm_ms", "gemm_ms", "attention_ms", "other_ms")),
         f"{ratio:.3f}",

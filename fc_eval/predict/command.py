@@ -25,7 +25,7 @@ from fc_eval.predict.decision import Choice, choices, choices_table, parameters_
 from fc_eval.predict.losses import Losses, read_losses
 from fc_eval.predict.machine import GROUP, Machine, machine
 from fc_eval.predict.plots import decision_plots
-from fc_eval.predict.rows import DEFAULT, error_text, read_rows
+from fc_eval.predict.rows import KEPT, OWN, error_text, read_rows
 from fc_eval.predict.shapes import named_shape
 from fc_eval.predict.work import WIDTH, Prefill, weight_bytes
 from fc_eval.presets import preset
@@ -71,7 +71,9 @@ class PredictOptions(ParameterOptions):
     vocabulary: int = field(default=128256, metadata={"help": "rows of the head, LLaMA-3's; hardly matters"})
     runs: tuple[Path, ...] = field(default=(), metadata={"help": "folders of `fc-eval run`: losses of the same comms"})
     eval: str | None = field(default=None, metadata={"help": "the perplexity that counts (default: the first one)"})
-    measured: Path = field(default=DEFAULT, metadata={"help": "measured times, for the error of predictions"})
+    measured: tuple[Path, ...] = field(
+        default=(), metadata={"help": f"measured times, for the error of predictions (default: {OWN}, {KEPT})"}
+    )
     out: Path | None = field(default=None, metadata={"help": "folder for decision.html, .md, .csv and plots"})
 
     def __post_init__(self) -> None:
@@ -147,7 +149,8 @@ def _values(options: ParameterOptions) -> dict[str, float]:
 
 
 def _notes(options: PredictOptions, prefill: Prefill, where: Machine, losses: Losses | None) -> list[str]:
-    rows = read_rows(options.measured) if options.measured != DEFAULT or options.measured.exists() else []
+    files = options.measured or [path for path in (OWN, KEPT) if path.exists()]
+    rows = [row for path in files for row in read_rows(path)]
     notes = [f"Error of these predictions: {error_text(where, rows)}."]
     notes.append(
         "Predicted, not measured: a cost model without overlap, for a fused kernel; see the parameters' sources."

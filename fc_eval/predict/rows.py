@@ -32,8 +32,8 @@ PARTS = {"gemm_ms": "gemm_s", "attention_ms": "attention_s", "other_ms": "other_
 PEER_LINK = "peer"
 # How the algorithm of a row ends that did not run as one kernel, which is what predictions are about.
 UNFUSED = " (unfused)"
-# Where `fc-eval bench ttft` writes.
-DEFAULT = Path("reports/bench/ttft.csv")
+# Where `fc-eval bench ttft` writes, and what this project measured.
+OWN, KEPT = Path("bench/ttft.csv"), Path("reports/bench/ttft.csv")
 
 
 @dataclass(frozen=True)
