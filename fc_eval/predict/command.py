@@ -54,8 +54,8 @@ class ParameterOptions:
 
 
 @dataclass(frozen=True)
-class PredictOptions(ParameterOptions):
-    """What `fc-eval predict` is asked for."""
+class PrefillOptions:
+    """Which prefill, on which machine, under which comms, and beside which runs."""
 
     model: str = field(default="llama3_8b", metadata={"help": "a name in conf/model, or a checkpoint's folder"})
     gpu: str = field(default="", metadata={"help": "a name in conf/hardware/gpus.yaml, or a hardware file"})
@@ -75,6 +75,11 @@ class PredictOptions(ParameterOptions):
         default=(), metadata={"help": f"measured times, for the error of predictions (default: {OWN}, {KEPT})"}
     )
     out: Path | None = field(default=None, metadata={"help": "folder for decision.html, .md, .csv and plots"})
+
+
+@dataclass(frozen=True)
+class PredictOptions(ParameterOptions, PrefillOptions):
+    """What `fc-eval predict` is asked for; the last of these classes has the first fields."""
 
     def __post_init__(self) -> None:
         if not self.gpu:
@@ -216,12 +221,12 @@ def check_text(values: dict[str, float]) -> str:
 
 def _summary(checked: Sequence[Checked]) -> str:
     deviation = statistics.median(abs(each.deviation) for each in checked)
+    said = f"median deviation {100 * deviation:.0f} % over {len(checked)} numbers"
     saved = [each.saved for each in checked if each.saved is not None]
-    share = statistics.median(abs(ours / theirs - 1) for theirs, ours in saved)
-    return (
-        f"median deviation {100 * deviation:.0f} % over {len(checked)} numbers; of the time saved, which is what a "
-        f"ratio near 1 says little of, {100 * share:.0f} %"
-    )
+    if saved:
+        share = statistics.median(abs(ours / theirs - 1) for theirs, ours in saved)
+        said += f"; of the time saved, of which a ratio near 1 says little, {100 * share:.0f} %"
+    return said
 
 
 def _check_table(checked: Sequence[Checked]) -> Table:
