@@ -1,5 +1,6 @@
 """Tiny models for all tests, and the reasons why a test that needs a GPU or the real default model is skipped."""
 
+import contextlib
 import functools
 from pathlib import Path
 
@@ -136,3 +137,22 @@ def one_thread(monkeypatch):
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def in_this_process(monkeypatch, one_thread):
+    """Runs are carried out in this process: a child would load the libraries anew, which takes longer than a tiny run.
+
+    For tests of what runs compute, keep and take up again; test_sweep.py and test_launch.py have children of their own.
+    """
+    from fc_eval import child, planned_run, run
+
+    def run_here(folder, seat):
+        folder.set_status("running", child=None)
+        with folder.log_path.open("a") as log, contextlib.redirect_stdout(log):
+            code = run.main(str(folder.path))
+        return child.Ending(code, 0.0, child._explain(code, folder.log_path.read_text().splitlines()))
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # the run sets it, too, where its data need no network
+    monkeypatch.setattr(planned_run, "run_child", run_here)
+    return run_here

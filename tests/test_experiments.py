@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fc_eval import hub_commit, planned_run, run
-from fc_eval.child import Ending
+from fc_eval import hub_commit
 from fc_eval.cli import main
 from fc_eval.collective.comm import parse_comm
 from fc_eval.compose import compose_mappings
@@ -140,15 +139,8 @@ def store(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_tiny_version_of_each_runs(name, store, capsys, monkeypatch, one_thread):
-    """Two arms of each, in this process so that the tensor library is loaded once, into one store: arms are shared."""
-
-    def in_process(folder, seat):
-        folder.set_status("running")
-        return Ending(run.main(str(folder.path)), 0.0, None)
-
-    monkeypatch.setattr(planned_run, "run_child", in_process)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # the run sets it, too, where its data need no network
+def test_a_tiny_version_of_each_runs(name, store, capsys, in_this_process):
+    """Two arms of each, into one store: arms are shared."""
     found = experiment(name)
     comms = ",".join(f'"{comm}"' for comm in dict.fromkeys((found.comms[0], found.comms[-1])))
     policies = [f"policy={','.join((found.policies[0], found.policies[-1]))}"] if len(found.policies) > 1 else []

@@ -52,7 +52,7 @@ def test_a_protocol_is_required_and_a_probe_is(tiny):
         evaluate(tiny, byte_tokenizer(), spec, data_root=None, add_bos_token=False)
 
 
-def test_a_run_measures_keeps_and_takes_up_again(tmp_path):
+def test_a_run_measures_keeps_and_takes_up_again(tmp_path, in_this_process):
     config, store, said = compose_one(TINY), RunStore(tmp_path), []
     store.prepare()
     outcomes = execute(config, store, say=said.append)

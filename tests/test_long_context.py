@@ -101,7 +101,7 @@ def test_lengths_are_evaluations_of_their_own():
     assert found == {"text": 2048} | {f"text_{tokens}": tokens for tokens in (4096, 8192, 16384, 32768)}
 
 
-def test_a_window_that_is_too_long_stops_the_run_before_any_evaluation(tmp_path):
+def test_a_window_that_is_too_long_stops_the_run_before_any_evaluation(tmp_path, in_this_process):
     store, said = RunStore(tmp_path), []
     store.prepare()
     long = "+eval.runs.long={kind:perplexity,protocol:text,window_tokens:9000,limit:1}"

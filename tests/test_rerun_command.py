@@ -94,7 +94,7 @@ def test_committed_runs_can_be_repeated(file):
     assert repeated(config) == replace(config, processes="auto")
 
 
-def test_a_printed_command_finds_its_run_done_before(tmp_path, capsys):
+def test_a_printed_command_finds_its_run_done_before(tmp_path, capsys, in_this_process):
     tiny = ["model=tiny", "tp=2", "eval=text", "eval.limit=1", "eval.runs.text.window_tokens=64", "device=cpu", RULE]
     (tmp_path / "my text.txt").write_text("a text of its own, " * 40)
     tiny += [f"eval.runs.text.path='{tmp_path / 'my text.txt'}'", "comm.reduce=int4-g32-sym", "comm.gather=int8-g64"]

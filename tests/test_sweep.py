@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from fc_eval import child
+from fc_eval import planned_run
+from fc_eval.cli import main
 from fc_eval.hydra_app import compose_one
 from fc_eval.plan import plan
 from fc_eval.planned_run import Outcome
 from fc_eval.results.store import RunStore
-from fc_eval.sweep import execute
+from fc_eval.sweep import execute, foretell, planned
 
 ROOT = Path(__file__).parents[1]
 TINY = ["model=tiny", "tp=2", "eval=text", "eval.limit=2", "eval.runs.text.window_tokens=64", "threads=1", "device=cpu"]
@@ -62,17 +63,27 @@ def sabotage(tmp_path) -> dict[str, str]:
     return {"PYTHONPATH": f"{folder}:{ROOT}"}
 
 
-def test_failed_arms_leave_the_others_alone_and_only_they_run_again(tmp_path, sabotage):
-    runs = tmp_path / "runs"
-    command = ["run", "-m", "comm=int8,int7,int6,int5,int4", *TINY, f"out={runs}"]
+def with_a_baseline(runs: Path) -> Path:
+    """The folder with a finished baseline, so that a sweep has its arms alone to compute."""
+    store = RunStore(runs)
+    store.prepare()
+    (outcome,) = execute(compose_one([*TINY, "comm=fp32_ordered", f"out={runs}"]), store, say=lambda text: None)
+    assert outcome.state == "done"
+    return runs
+
+
+def test_failed_arms_leave_the_others_alone_and_only_they_run_again(tmp_path, capsys, sabotage, in_this_process):
+    runs = with_a_baseline(tmp_path / "runs")
+    command = ["run", "-m", "comm=int7,int6,int5,int4", *TINY, f"out={runs}"]
     first = fc_eval(*command, env=sabotage)
     assert first.returncode == 1, first.stderr
     ends = {name.split("-")[1]: state for name, state in states(runs).items()}
-    expected = {"fp32_ordered": "done", "int8": "done", "int4": "done"}
-    assert ends == expected | {"int7": "failed", "int6": "failed", "int5": "failed"}
+    assert ends == {"fp32_ordered": "done", "int7": "failed", "int6": "failed", "int5": "failed", "int4": "done"}
+    assert "= tiny-fp32_ordered" in first.stdout
     assert "the arm raised" in first.stdout
     assert "exit status 7: leaving early" in first.stdout
     assert "killed by SIGKILL" in first.stdout
+    assert "text: 2/2 windows" in first.stderr  # a child's words are heard
 
     report = fc_eval("report", str(runs), "--out", str(tmp_path / "report"))
     assert report.returncode == 0, report.stderr
@@ -80,26 +91,26 @@ def test_failed_arms_leave_the_others_alone_and_only_they_run_again(tmp_path, sa
     assert "the arm raised" in page
     assert "killed by SIGKILL" in page
 
-    planned = fc_eval(*command, "dry_run=true")
-    assert planned.stdout.count("would run") == 3
-    assert planned.stdout.count("done before") >= 3
-    again = fc_eval(*command)
-    assert again.returncode == 0, again.stderr
-    assert "3 done" in again.stdout
+    assert main([*command, "dry_run=true"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("would run") == 3
+    assert said.count("done before") == 2
+    assert main(command) == 0
+    assert "3 done" in capsys.readouterr().out
     assert set(states(runs).values()) == {"done"}
 
 
-def test_fail_fast_stops_after_the_first_failure(tmp_path, sabotage):
-    runs = tmp_path / "runs"
+def test_fail_fast_stops_after_the_first_failure(tmp_path, sabotage, in_this_process):
+    runs = with_a_baseline(tmp_path / "runs")
     result = fc_eval("run", "-m", "comm=int6,int4", "fail_fast=true", *TINY, f"out={runs}", env=sabotage)
     assert result.returncode == 1
-    assert not any("int4" in name for name in states(runs))
+    assert sorted(name.split("-")[1] for name in states(runs)) == ["fp32_ordered", "int6"]
 
 
-def test_two_processes_compute_their_common_baseline_once(tmp_path):
+def test_two_processes_compute_their_common_baseline_once(tmp_path, in_this_process):
     store = RunStore(tmp_path / "runs")
     store.prepare()
-    configs = [compose_one([*TINY, f"comm={comm}", f"out={store.root}"]) for comm in ("int8", "int4")]
+    configs = [compose_one([*TINY, f"comm={comm}", f"out={store.root}"]) for comm in ("int8", "fp32_ordered")]
     outcomes: dict[int, list[Outcome]] = {}
     threads = [
         threading.Thread(target=lambda i=i, c=c: outcomes.update({i: execute(c, store, say=lambda text: None)}))
@@ -110,64 +121,58 @@ def test_two_processes_compute_their_common_baseline_once(tmp_path):
     for thread in threads:
         thread.join()
     assert sorted(outcomes[i][0].state for i in outcomes) == ["done", "skipped"]
-    assert [outcomes[i][1].state for i in outcomes] == ["done", "done"]
+    assert [outcome.state for outcome in outcomes[0][1:]] == ["done"]
     read = [json.loads(path.read_text()) for path in store.root.glob("*/result.json")]
     results = {result["fingerprint"]: result for result in read}
-    assert len(results) == 3
-    baseline = plan(configs[0].baseline()).fingerprint
+    assert len(results) == 2
+    baseline = plan(configs[1]).fingerprint
     assert {r["baseline_fingerprint"] for f, r in results.items() if f != baseline} == {baseline}
     for fingerprint, result in results.items():
         assert result["calls"]["total"] == result["calls"]["sites"] * result["calls"]["forwards"]
         assert (result["wire"]["effective_bits"] == 16.0) == (fingerprint == baseline)
 
 
-def test_a_killed_parent_leaves_a_run_that_is_taken_up_again(tmp_path):
-    runs = tmp_path / "runs"
-    store = RunStore(runs)
-    store.prepare()
-    target = plan(compose_one([*TINY, "comm=fp32_ordered", f"out={runs}"]))
-    folder = store.folder(target.name, target.fingerprint)
-    folder.set_status("running")
-    status = folder.status()
-    (folder.path / "status.json").write_text(json.dumps(status | {"pid": 2**22 + 1, "heartbeat": 0}))
-    outcome = execute(target.config, store, say=lambda text: None)
-    assert [o.state for o in outcome] == ["done"]
+def test_a_killed_parent_leaves_a_run_that_is_taken_up_again(tmp_path, in_this_process):
+    runs = with_a_baseline(tmp_path / "runs")
+    target = compose_one([*TINY, "comm=fp32_ordered", f"out={runs}"])
+    (run,) = planned(target, RunStore(runs))
+    before, status = run.folder.read_result(), run.folder.status()
+    (run.folder.path / "result.json").unlink()
+    assert [outcome.state for outcome in foretell([run], say=lambda text: None)] == ["planned"]
 
-
-def test_finished_evaluations_of_a_broken_run_are_kept(tmp_path):
-    runs = tmp_path / "runs"
-    command = ["run", "comm=fp32_ordered", *TINY, f"out={runs}"]
-    assert fc_eval(*command).returncode == 0
-    (result,) = runs.glob("*/result.json")
-    before = result.read_text()
-    result.unlink()
-    again = fc_eval(*command)
-    assert again.returncode == 0
-    assert "text: kept from before" in again.stderr
-    (digest,) = json.loads(before)["contents"]["data"]["text"]
+    (run.folder.path / "status.json").write_text(
+        json.dumps(status | {"state": "running", "ended": None, "pid": 2**22 + 1, "heartbeat": 0})
+    )
+    (outcome,) = execute(target, RunStore(runs), say=lambda text: None)
+    assert outcome.state == "done"
+    assert run.folder.status()["state"] == "done"
+    assert "text: kept from before" in run.folder.log_path.read_text()
+    (digest,) = before["contents"]["data"]["text"]
     assert len(digest) == 64
-    assert json.loads(result.read_text())["results"] == json.loads(before)["results"]
+    assert run.folder.read_result()["results"] == before["results"]
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "gone"])
-def test_what_a_finished_run_lost_is_computed_again(tmp_path, damage):
-    runs = tmp_path / "runs"
-    command = ["run", "comm=fp32_ordered", *TINY, "eval=[text,everyday]", f"out={runs}"]
-    assert fc_eval(*command).returncode == 0
-    (result,) = runs.glob("*/result.json")
-    before = json.loads(result.read_text())
-    (windows,) = runs.glob("*/windows_text.npz")
+def test_what_a_finished_run_lost_is_computed_again(tmp_path, damage, in_this_process):
+    store, said = RunStore(tmp_path / "runs"), []
+    store.prepare()
+    config = compose_one([*TINY, "comm=fp32_ordered", "eval=[text,everyday]"])
+    (outcome,) = execute(config, store, say=said.append)
+    folder = outcome.folder
+    before, windows = folder.read_result(), folder.path / "windows_text.npz"
     whole = windows.read_bytes()
     windows.unlink()
     if damage != "gone":
         windows.write_bytes(b"" if damage == "empty" else whole[: len(whole) // 2])
-    again = fc_eval(*command)
-    assert again.returncode == 0, again.stderr
-    assert "! tiny-fp32_ordered" in again.stdout
-    assert "windows_text.npz" in again.stdout
-    assert "text: not kept from before" in again.stderr
-    assert "everyday: kept from before" in again.stderr
-    after = json.loads(result.read_text())
+    said.clear()
+    (again,) = execute(config, store, say=said.append)
+    assert again.state == "done"
+    assert said[0].startswith("! tiny-fp32_ordered")
+    assert "windows_text.npz" in said[0]
+    log = folder.log_path.read_text()
+    assert "text: not kept from before" in log
+    assert "everyday: kept from before" in log
+    after = folder.read_result()
     assert after["results"] == before["results"]
     assert after["time"]["evals_s"]["everyday"] == before["time"]["evals_s"]["everyday"]
     spent = after["time"]
@@ -187,19 +192,18 @@ def test_which_file_belongs_to_which_evaluation_counts(tmp_path):
     assert len(prints) == 2
 
 
-def test_numbers_of_files_that_changed_during_the_run_are_thrown_away(tmp_path, monkeypatch):
+def test_numbers_of_files_that_changed_during_the_run_are_thrown_away(tmp_path, monkeypatch, in_this_process):
     text = tmp_path / "text.txt"
     text.write_text("the first text " * 400)
     store = RunStore(tmp_path / "runs")
     store.prepare()
     target = plan(compose_one([*TINY, "comm=fp32_ordered", f"eval.runs.text.path={text}"]))
-    command = child.child_command
 
-    def swap_and_run(folder):
-        text.write_text("quite another text " * 400)  # after the fingerprint was made, before the child reads it
-        return command(folder)
+    def swap_and_run(folder, seat):
+        text.write_text("quite another text " * 400)  # after the fingerprint was made, before the run reads it
+        return in_this_process(folder, seat)
 
-    monkeypatch.setattr(child, "child_command", swap_and_run)
+    monkeypatch.setattr(planned_run, "run_child", swap_and_run)
     (outcome,) = execute(target.config, store, say=lambda text: None)
     assert outcome.state == "failed"
     assert "files changed while it ran" in str(outcome.error)

@@ -63,11 +63,15 @@ def test_every_algorithm_equals_the_emulator(name, world_size, dtype_name):
 
 
 def test_every_format_of_the_reference_equals_the_emulator():
-    """Two-step with the format in both stages, and each beside another group size in the gather stage."""
-    shapes, kinds, dtypes = (itertools.cycle(x) for x in (SHAPES, DISTRIBUTIONS, ("bf16", "fp32", "fp16")))
+    """Two-step with the format in both stages, and each in one more way, by turns."""
+    others = itertools.cycle(("{}/int8-g48", "one_step:{}", "ring:{}", "hierarchical@3:{}"))
+    # The lengths of these are odd, and that of the ways is a power of two: every way meets every shape, kind and dtype.
+    lists = [*SHAPES, (5, 257)], DISTRIBUTIONS, ("bf16", "fp32", "fp16")
+    assert all(len(each) % 2 for each in lists)
+    shapes, kinds, dtypes = map(itertools.cycle, lists)
     cases = []
     for fmt in (name for name in FORMATS if not parse_format(name).hadamard):  # rotation exists in emulation only
-        for comm in (f"{fmt}/{fmt}", f"{fmt}/int8-g48", f"one_step:{fmt}", f"ring:{fmt}", f"hierarchical@3:{fmt}"):
+        for comm in (f"{fmt}/{fmt}", next(others).format(fmt)):
             cases.append((comm, Case("int4", next(dtypes), *next(shapes), next(kinds)).partials(3)))
     assert len({comm for comm, _ in cases}) == len(cases) > 200
     check(3, cases)
