@@ -1,12 +1,11 @@
-"""What test_data_parallel.py evaluates alone, and in several processes as `python -m shared_evaluations FOLDER`."""
+"""What test_data_parallel.py evaluates alone, and in several processes."""
 
 import json
 import os
-import pickle
-import sys
 from pathlib import Path
 
 from fc_eval.collective.comm import BASELINE
+from fc_eval.collective.ranks import Ranks
 from fc_eval.evaluate.processes import Processes, joined
 from fc_eval.evaluate.run import evaluate
 from fc_eval.evaluate.spec import PerplexitySpec, TaskSpec
@@ -96,6 +95,10 @@ def everything(folder: Path, processes: Processes) -> dict[str, object]:
     return found
 
 
-if __name__ == "__main__":
-    with joined(int(os.environ["WORLD_SIZE"]), "cpu") as mine:
-        (Path(sys.argv[1]) / f"{mine.index}.pickle").write_bytes(pickle.dumps(everything(Path(sys.argv[1]), mine)))
+def everything_shared(ranks: Ranks, folder: Path) -> dict[str, object]:
+    """`everything` in one of several processes, joined as those that torchrun starts."""
+    mine = {"RANK": ranks.rank, "LOCAL_RANK": ranks.rank, "WORLD_SIZE": ranks.world_size}
+    os.environ |= {key: str(value) for key, value in (mine | {"LOCAL_WORLD_SIZE": ranks.world_size}).items()}
+    os.environ |= {"OMP_NUM_THREADS": "1", "HF_DATASETS_CACHE": str(folder / f"cache{ranks.rank}")}
+    with joined(ranks.world_size, "cpu") as processes:
+        return everything(folder, processes)

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import attach, logits
-from launching import launched
-from shared_evaluations import everything, write_tasks
+from rank_group import RankGroup
+from shared_evaluations import everything, everything_shared, write_tasks
 
 from fc_eval import machine, run
 from fc_eval.compose import compose_one
@@ -28,12 +28,14 @@ RUN = ["model=tiny", "tp=2", "eval.limit=3", "eval.runs.text.window_tokens=64"]
 def test_three_processes_give_the_bytes_of_one(tmp_path, monkeypatch, one_thread):
     write_tasks(tmp_path)
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    said = launched(3, "shared_evaluations", str(tmp_path))
-    assert said.returncode == 0, said.stdout
+    group = RankGroup(world=3)
+    try:
+        together = group.run(3, everything_shared, tmp_path)
+    finally:
+        group.close()
     alone = everything(tmp_path, ALONE)
     assert len(alone) == 9
-    for index in range(3):
-        shared = pickle.loads((tmp_path / f"{index}.pickle").read_bytes())
+    for index, shared in enumerate(together):
         assert shared.keys() == alone.keys()
         for name, expected in alone.items():
             assert shared[name] == expected, (index, name)

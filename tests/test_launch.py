@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,10 +15,9 @@ from pathlib import Path
 import pytest
 from launching import ROOT, launched, start
 
-from fc_eval import launch, run
+from fc_eval import child, launch, planned_run
 from fc_eval.compose import compose_one
 from fc_eval.plan import plan
-from fc_eval.planned_run import write_plan
 from fc_eval.results.store import RunStore
 from fc_eval.sweep import execute, summarize
 
@@ -94,14 +94,29 @@ def test_the_cause_is_told_from_its_consequences(capsys, exits, status, words):
     assert re.search(words, line), line
 
 
-def test_a_process_that_dies_is_named_and_the_run_goes_on_where_it_was(tmp_path, monkeypatch, one_thread):
+def test_a_process_that_dies_is_named_and_the_run_goes_on_where_it_was(tmp_path, monkeypatch, in_this_process):
+    """One evaluation is kept from before, two processes finish the next, one dies in the last; one process goes on."""
     text = tmp_path / "own.txt"
     text.write_text("".join(f"Line {i} of a text that is soon tokenized.\n" for i in range(20)))
-    more = f"+eval.runs.more={{kind:perplexity,protocol:text,window_tokens:48,path:{text}}}"
-    settings = ["model=tiny", "comm=fp32_ordered", "tp=2", "device=cpu", "threads=1", "processes=2", "eval.limit=3"]
-    config = compose_one(
-        [*settings, "eval=text", "eval.runs.text.window_tokens=64", f"eval.runs.text.path={text}", more]
-    )
+    names = ("early", "text", "more")
+    evals = [
+        f"+eval.runs.{name}={{kind:perplexity,protocol:text,window_tokens:{tokens},path:{text}}}"
+        for name, tokens in zip(names, (32, 64, 48), strict=True)
+    ]
+    settings = ["model=tiny", "comm=fp32_ordered", "tp=2", "device=cpu", "threads=1", "eval.limit=3", "eval=[]"]
+    config = compose_one([*settings, *evals, "processes=2"])
+    alone, store = RunStore(tmp_path / "alone"), RunStore(tmp_path / "runs")
+    alone.prepare()
+    store.prepare()
+    (one,) = execute(replace(config, processes=1), alone, say=lambda text: None)
+    assert one.state == "done"
+
+    started = plan(config)
+    assert started.fingerprint == one.folder.fingerprint
+    folder = store.folder(started.name, started.fingerprint).path
+    (folder / "evals").mkdir(parents=True)
+    for name in ("windows_early.npz", "evals/early.json"):
+        shutil.copy(one.folder.path / name, folder / name)
     (tmp_path / "sitecustomize.py").write_text(
         textwrap.dedent(
             """
@@ -118,33 +133,28 @@ def test_a_process_that_dies_is_named_and_the_run_goes_on_where_it_was(tmp_path,
             """
         )
     )
-    store = RunStore(tmp_path / "runs")
-    store.prepare()
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
-    (broken,) = execute(config, store, say=lambda text: None)
+    with monkeypatch.context() as patch:
+        patch.setattr(planned_run, "run_child", child.run_child)
+        (broken,) = execute(config, store, say=lambda text: None)
     assert broken.state == "failed"
     assert str(broken.error).startswith("process 1 of 2 (counted from 0) was killed by SIGKILL")
     assert summarize([broken], say=lambda text: None) == 1  # as with one process: no mistake of the user's
-    assert {path.stem for path in broken.folder.path.glob("evals/*")} == {"text"}
+    assert {path.stem for path in folder.glob("evals/*")} == {"early", "text"}
+    said = broken.folder.log_path.read_text()
+    assert said.count("early: kept from before") == 1  # one process speaks, and the other has gone on with it
+    assert said.count("text: 3/3") == 1
 
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    (whole,) = execute(config, store, say=lambda text: None)
+    (whole,) = execute(replace(config, processes=1), store, say=lambda text: None)
     assert whole.state == "done"
     said = whole.folder.log_path.read_text()
     assert said.count("text: kept from before") == 1
     assert said.count("more: 3/3") == 1
-
-    alone = plan(replace(config, processes=1))
-    assert alone.fingerprint == whole.folder.fingerprint
-    folder = RunStore(tmp_path / "alone").folder(alone.name, alone.fingerprint)
-    write_plan(alone, None, folder)
-    assert run.main(str(folder.path)) == 0
-    for name in ("windows_text.npz", "windows_more.npz"):
-        assert (folder.path / name).read_bytes() == (whole.folder.path / name).read_bytes()
-    for name, carried_out in (("evals/text", "seconds"), ("evals/more", "seconds"), ("result", "time")):
-        one, two = (json.loads((path / f"{name}.json").read_text()) for path in (folder.path, whole.folder.path))
-        assert one.pop(carried_out)
-        assert two.pop(carried_out)
-        if name == "result":
-            assert (one["env"].pop("processes"), two["env"].pop("processes")) == (1, 2)
-        assert one == two
+    for name in names:
+        windows = f"windows_{name}.npz"
+        assert (one.folder.path / windows).read_bytes() == (whole.folder.path / windows).read_bytes()
+    for name, carried_out in (*((f"evals/{name}", "seconds") for name in names), ("result", "time")):
+        first, second = (json.loads((run.folder.path / f"{name}.json").read_text()) for run in (one, whole))
+        assert first.pop(carried_out)
+        assert second.pop(carried_out)
+        assert first == second

@@ -66,6 +66,7 @@ def test_a_run_of_real_ranks_records_what_the_emulator_records(tmp_path, monkeyp
         assert one[key] == two[key], key
     assert one["arm"] == two["arm"] | {"exec": "tp", "reducer": "torch"}
     assert one["arm"]["plan"] == "full"
+    assert [result["env"]["processes"] for result in (one, two)] == [2, 1]
     assert one["fingerprint"] != two["fingerprint"]
     assert "ranks2" in real.path.name
 
