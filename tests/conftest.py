@@ -47,6 +47,15 @@ def model_config(name: str) -> ModelConfig:
     return ModelConfig.from_mapping(yaml.safe_load((ROOT / "conf" / "model" / f"{name}.yaml").read_text()))
 
 
+# Files that start processes, compile or compute for long come first: the last one would leave the other workers idle.
+FIRST = ("tp_run", "sweep", "native_build", "tp_reduce", "launch", "tp_models", "tp_smollm2", "fused_races", "settings")
+
+
+def pytest_collection_modifyitems(items):
+    first = [f"test_{name}" for name in FIRST]
+    items.sort(key=lambda item: first.index(item.path.stem) if item.path.stem in first else len(first))
+
+
 @functools.cache
 def why_no_gpu() -> str | None:
     import torch

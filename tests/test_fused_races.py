@@ -3,6 +3,7 @@
 Needs a C++ compiler with a thread sanitizer, not the package's own build.
 """
 
+import os
 import subprocess
 
 import pytest
@@ -24,6 +25,7 @@ def test_ranks_do_not_race(driver):
 
 
 def test_without_protection_they_do(driver):
-    ran = subprocess.run([driver, "unprotected"], capture_output=True, text=True, check=False)
+    stop_at_the_first = os.environ | {"TSAN_OPTIONS": "halt_on_error=1"}
+    ran = subprocess.run([driver, "unprotected"], capture_output=True, text=True, check=False, env=stop_at_the_first)
     assert "WARNING: ThreadSanitizer: data race" in ran.stderr
     assert ran.returncode != 0

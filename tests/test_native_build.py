@@ -22,8 +22,8 @@ from fc_eval.wire import parse_format
 from fc_eval.wire.layout import layout
 
 X86 = platform.machine() in ("x86_64", "AMD64")
-# Every n-th of the driver's cases: all formats, groups, dtypes and shapes still occur, not all together. They are 66 x 8
-# x 3 x 8, with which 13 has no common divisor.
+# Every n-th of the driver's 66 x 8 x 3 x 8 cases, with which it has no common divisor: all formats, groups, dtypes and
+# shapes still occur, not all together.
 EVERY = 13
 
 
