@@ -11,7 +11,7 @@
 namespace fc::cuda {
 
 static_assert(kSlotWarps == kWarps);
-constexpr int kBlocksPerSm = 3;  // a round waits more than it computes, so that more of them have to be under way
+constexpr int kBlocksPerSm = 2;  // three spill registers: a tenth faster from 64 MiB on, a fifth slower at 64 KiB (W = 2)
 
 struct FusedCall {
   Circle circle;
@@ -78,7 +78,6 @@ class Worker {
   FC_DEVICE void reduce() {
     for (int32_t step = 0; step <= c.rounds; ++step) {
       if (step < c.rounds) push_partials(step);
-      fetch_partials(step + 1);
       if (step == 0) continue;  // partial sums are pushed one round ahead
       const int32_t round = step - 1;
       if (!slot.wait(kPartials, slot.epoch(round))) return;
@@ -141,17 +140,6 @@ class Worker {
       else push_to_all(kPartials, epoch, c.reduce.block_bytes);
     }
     slot.post(kPartials, epoch);
-  }
-
-  // Asks for what a round will read, so that it is in the cache by then: each lane for the 32 elements at its place.
-  FC_DEVICE void fetch_partials(int32_t round) const {
-    const int32_t parts = c.gathers ? c.circle.world : 1;
-    for (int32_t owner = 0; owner < parts; ++owner) {
-      const int64_t tile = tile_of(round, owner);
-      if (tile < 0) continue;
-      const TileMap::Place at = c.map.place(tile, kFewestGroup * lane, kFewestGroup);
-      if (at.count) fetch(partial + at.row * c.map.columns + at.column);
-    }
   }
 
   // What all ranks have sent for this warp's tile, added from +0 in rank order and rounded once; missing elements as

@@ -77,14 +77,6 @@ FC_DEVICE uint4 load_vector(const void* p) {
   return *static_cast<const uint4*>(p);
 #endif
 }
-// Asks for a cache line without waiting for it.
-FC_DEVICE void fetch(const void* p) {
-#if defined(__CUDA_ARCH__)
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
-#else
-  (void)p;
-#endif
-}
 FC_DEVICE void store_vector(void* p, uint4 v) { *static_cast<uint4*>(p) = v; }
 
 // `count` of 8 elements; missing ones repeat the first, which changes no extreme, or are 0 where there is none.
