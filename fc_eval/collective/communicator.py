@@ -213,7 +213,7 @@ class Communicator:
 
 
 def default_slots(device: torch.device, world_size: int, is_virtual: bool) -> int:
-    """As many blocks as a device holds at once, two per multiprocessor; the slab has 31 MiB at W = 2, 124 MiB at W = 8."""
+    """As many blocks as a device holds at once, two per multiprocessor; a slab of 31 MiB at W = 2, 124 MiB at W = 8."""
     if device.type == "cpu":
         return 2
     count: int = torch.cuda.get_device_properties(device).multi_processor_count
