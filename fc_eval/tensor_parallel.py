@@ -11,6 +11,7 @@ The model is loaded as always and then cut in place, by its own plan (`fc_eval.p
 every source of weights and every version of transformers; so any group of ranks will do, and several of them.
 """
 
+import hashlib
 import os
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,8 +21,9 @@ import torch
 import torch.distributed as dist
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from fc_eval.collective.comm import BASELINE, Comm
+from fc_eval.collective.comm import BASELINE, Comm, parse_comm
 from fc_eval.collective.ranks import Ranks
+from fc_eval.collective.reducers import EMULATES
 from fc_eval.errors import FcEvalError, LostProcessError
 from fc_eval.models.config import ModelConfig
 from fc_eval.models.half_products import half_products
@@ -33,6 +35,7 @@ from fc_eval.parallel.shard import shard_
 from fc_eval.parallel.split import Split, find_split
 
 TIMEOUT_S = 600.0
+SAMPLED = 64  # values of each weight that ranks compare
 # A model that fits on the device is checked there against itself unsplit; beside it a few layers' activations fit.
 FITS = 0.9
 # A model checked on another kind of device rounds every operation otherwise: about eight per row-parallel layer.
@@ -149,7 +152,8 @@ def part_of(
     """This rank's part of a model, checked against the whole one.
 
     Raises:
-        FcEvalError: W does not fit the model, the split model computes something else, or as `load_model`.
+        FcEvalError: W does not fit the model, real ranks cannot send what a comm sends, the ranks have different
+            models, the split model computes something else, or as `load_model`.
         LostProcessError: another rank has ended, or has not come in time.
     """
     if config.device_map:
@@ -161,22 +165,35 @@ def part_of(
         if not torch.cuda.is_available():
             raise FcEvalError(f"device={device} is not possible: torch sees no CUDA device here; use device=cpu")
         torch.cuda.set_device(device)
+    if reducer != EMULATES:
+        rules = comm.rules if isinstance(comm, Policy) else ()
+        default = comm.default if isinstance(comm, Policy) else parse_comm(comm)
+        for one in (default, *(rule.comm for rule in rules)):
+            one.check_between_ranks()
     found: list[tuple[Split, str]] = []
 
     def before_weights(model: PreTrainedModel) -> None:
         split = find_split(model, ranks.world_size, plan)
         ranks.agree(
-            "loading the model", {"the model": _sizes(model), "plan": plan, "the row-parallel layers": split.sites}
+            "loading the model",
+            {
+                "the model": _sizes(model),
+                "plan": plan,
+                "the row-parallel layers": split.sites,
+                "model.attn_implementation": config.attn_implementation,
+            },
         )
         found.append((split, device if _fits(model, device) else "cpu"))
 
     loaded = load_model(config, "cpu", check=before_weights)
     (split, checked_on), model = found[0], loaded.model
+    ranks.agree("splitting the model", {"the hash of sampled weights": _sampled(model)})
     with half_products(model):
         # One rank is enough for the whole model's logits: all ranks are compared with each other elsewhere.
         unsplit_TV = check_logits(model.to(checked_on)) if ranks.rank == 0 else None
         if ranks.world_size > 1:
             shard_(model, split, ranks.rank)
+            setattr(model, "save_pretrained", _refuse_to_save)  # noqa: B010 - mypy knows it as a method
         model.to(device)
         communication = RankAttachment(model, comm, split, ranks, codec, reducer)
         with communication.using(BASELINE):
@@ -225,3 +242,19 @@ def _fits(model: PreTrainedModel, device: str) -> bool:
 def _sizes(model: PreTrainedModel) -> str:
     parameters = sum(p.numel() for p in model.parameters())
     return f"{type(model).__name__} with {parameters:,} parameters in {next(model.parameters()).dtype}"
+
+
+def _sampled(model: PreTrainedModel) -> str:
+    """The first digits of a hash of a few values of every weight: ranks with other checkpoints have another one."""
+    digest = hashlib.sha256()
+    for value in model.parameters():
+        flat = value.detach().reshape(-1)
+        digest.update(flat[:: max(1, len(flat) // SAMPLED)].float().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _refuse_to_save(*args: object, **kwargs: object) -> None:
+    raise FcEvalError(
+        "this model is one rank's part of a model, and its weights are slices: save_pretrained would write a "
+        "checkpoint that cannot be loaded; copy the folder or file that it was loaded from"
+    )

@@ -87,6 +87,7 @@ REDUCERS: dict[str, Callable[[Ranks], Reducer]] = {
     "gathered": GatheredReducer,
 }
 DEFAULT = "torch"
+EMULATES = "gathered"  # the one that reduces whatever the emulator does
 
 
 def get_reducer(name: str, ranks: Ranks) -> Reducer:

@@ -18,7 +18,7 @@ from torch import nn
 
 from fc_eval.collective.comm import Comm
 from fc_eval.collective.ranks import Ranks
-from fc_eval.collective.reducers import get_reducer
+from fc_eval.collective.reducers import EMULATES, get_reducer
 from fc_eval.errors import FcEvalError
 from fc_eval.parallel.emulate import Arm, Attachment
 from fc_eval.parallel.policy import Policy
@@ -58,9 +58,12 @@ class RankAttachment(Attachment):
         self._stack = ExitStack()
         self._stack.enter_context(self._installed(model))
         if self.world_size > 1:
-            decoder = find_decoder(model)
-            self._stack.callback(decoder.register_forward_pre_hook(self._agree, with_kwargs=True).remove)
-            self._stack.callback(decoder.register_forward_hook(self._after).remove)
+            together, decoder = _Together(self), find_decoder(model)
+            decoder.register_forward_pre_hook(
+                together.before, with_kwargs=True
+            )  # stays: the part alone computes nothing
+            self._stack.callback(decoder.register_forward_hook(together.after).remove)
+            self._stack.callback(together.end)
 
     @property
     def reducer(self) -> str:
@@ -68,7 +71,7 @@ class RankAttachment(Attachment):
         return self._reducer.name
 
     def close(self) -> None:
-        """Ends the communication; the model stays what it is, the part of one rank, and is of no use alone."""
+        """Ends the communication. The model stays the part of one rank: where W is above 1 it refuses to run alone."""
         self._stack.close()
 
     def reset_stats(self) -> None:
@@ -112,16 +115,31 @@ class RankAttachment(Attachment):
             FcEvalError: otherwise.
             LostProcessError: an all-reduce was given up because another rank has ended or was late.
         """
-        super().check_calls()
+        wrong = None
+        try:
+            super().check_calls()
+        except FcEvalError as error:
+            wrong = str(error)
         checksum = int(self._checksum)  # the device is through with all calls
         self._reducer.check()
-        found = self.ranks.gather(checksum)
+        said = self.ranks.gather((wrong, checksum))
+        for rank, (text, _) in enumerate(said):  # what one of them found ends all of them
+            if text is not None:
+                raise FcEvalError(f"rank {rank}: {text}")
+        found = [checksum for _, checksum in said]
         different = [rank for rank, checksum in enumerate(found) if checksum != found[0]]
         if different:
             raise FcEvalError(
                 f"rank {different[0]} holds other results than rank 0 (checksums of what the decoder gave differ): "
                 "the ranks must run on devices of the same kind with the same number of threads"
             )
+
+    def _make_arm(self, comm: str | Comm | Policy, codec: str) -> Arm:
+        arm = super()._make_arm(comm, codec)
+        if self.reducer != EMULATES:
+            for one in set(arm.comms.values()):
+                one.check_between_ranks()
+        return arm
 
     def _forwards(self, model: nn.Module) -> list[StandIn]:
         parts = [replace(site, in_features=site.in_features // self.world_size) for site in self.sites]
@@ -135,8 +153,13 @@ class RankAttachment(Attachment):
         self._arm.tallies[site.name].add(len(partial_TH), reduced)
         return reduced.values
 
-    def _agree(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Pre-forward hook: all ranks are about to compute the same."""
+    def agree(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before a forward pass of the decoder: all ranks are about to compute the same.
+
+        Raises:
+            FcEvalError: they are not.
+            LostProcessError: another rank has ended, or has not come in time.
+        """
         given = {str(index): value for index, value in enumerate(args)} | kwargs
         inputs = dict(_tensors(given))
         seen = _sha256(inputs)
@@ -144,11 +167,12 @@ class RankAttachment(Attachment):
         cache = _cache_among(given.values())
         # A rank's keys and values are its own heads'; that two caches belong together shows in what they came from.
         self._history = _hash_of([self._histories.get(cache, "") if cache is not None else "", seen])
-        comms = self._arm.comms
+        comms, dtypes = self._arm.comms, {str(module.weight.dtype) for module in self._targets.values()}
         facts = {
             "the comm": ", ".join(dict.fromkeys(comm.name for comm in comms.values())),
             "the hash of the layers' comms": _hash_of(f"{site} {comm.name}" for site, comm in comms.items()),
             "the reducer": self.reducer,
+            "the dtype of the row-parallel layers": ", ".join(sorted(dtypes)),
             "the input's shape": list(first.shape),
             "the hash of all inputs": seen,
             "the cache's length": cache.get_seq_length() if cache is not None else None,
@@ -157,13 +181,41 @@ class RankAttachment(Attachment):
         self.ranks.agree(f"forward pass {self._steps + 1}", facts)
         self._steps += 1
 
-    def _after(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Post-forward hook: what the decoder gave enters the checksum, on the device, and its cache has a history."""
+    def keep(self, output: Any) -> None:
+        """After it: what the decoder gave enters the checksum, on the device, and its cache has a history."""
         if (cache := _cache_among(output.values() if isinstance(output, Mapping) else output)) is not None:
             self._histories[cache] = self._history
         hidden = output[0]
         bits = hidden.contiguous().view(_INTEGERS[hidden.dtype]).sum(dtype=torch.int64)
         self._checksum = self._checksum * _CHECKSUM_FACTOR + bits
+
+
+class _Together:
+    """Hooks of a part's decoder: it runs with those of the other ranks or not at all, and a copy of it not at all."""
+
+    def __init__(self, attachment: RankAttachment | None = None) -> None:
+        self.attachment = attachment
+
+    def end(self) -> None:
+        """From now on the part does not run."""
+        self.attachment = None
+
+    def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Pre-forward hook."""
+        if self.attachment is None:
+            raise FcEvalError(
+                "this model is one rank's part of a model, and it does not communicate: its communication was closed, "
+                "or it is a copy; load it again with load_tensor_parallel on all ranks"
+            )
+        self.attachment.agree(args, kwargs)
+
+    def after(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Post-forward hook."""
+        if self.attachment is not None:
+            self.attachment.keep(output)
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return _Together, ()
 
 
 def _cache_among(values: Iterable[Any]) -> Any:

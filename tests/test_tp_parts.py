@@ -1,0 +1,64 @@
+"""One rank's part of a model never gives numbers alone, and ranks with different models are told so."""
+
+import re
+
+import pytest
+import rank_parts
+from conftest import TINY_SHAPE
+from rank_group import shared_group
+
+from fc_eval.models.config import ModelConfig, TinySpec
+
+CONFIG = ModelConfig("parts", tiny=TinySpec(), shape=TINY_SHAPE)
+NOT_TOGETHER = "FcEvalError: this model is one rank's part of a model, and it does not communicate"
+
+
+def test_a_part_that_is_closed_or_copied_does_not_run_and_is_not_saved(token_ids, tmp_path):
+    for found in shared_group().run(2, rank_parts.alone, CONFIG, token_ids, str(tmp_path)):
+        assert found.pop("open") == "nothing"
+        assert found.pop("save").startswith(
+            "FcEvalError: this model is one rank's part of a model, and its weights are"
+        )
+        assert set(found) == {"deepcopy", "pickle", "closed"}
+        for text in found.values():
+            assert text.startswith(NOT_TOGETHER)
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_rank_alone_is_a_whole_model_that_stays_one(token_ids, tmp_path):
+    (found,) = shared_group().run(1, rank_parts.alone, CONFIG, token_ids, str(tmp_path))
+    assert set(found.values()) == {"nothing"}
+    assert (tmp_path / "model.safetensors").exists()
+
+
+def test_a_comm_that_ranks_cannot_send_is_refused_where_it_is_named(token_ids):
+    comms = ["int4-had", "quickreduce_q4", "int5-g32-hat"]
+    words = ["rotation exists in emulation only", "quickreduce_q4 is the all-reduce of another system", "int5-g32-hat"]
+    for found in shared_group().run(2, rank_parts.other_comms, CONFIG, token_ids, comms):
+        for (loading, switching, goes_on), expected in zip(found, words, strict=True):
+            assert loading == switching
+            assert re.search(f"FcEvalError: .*{expected}", loading)
+            assert goes_on
+
+
+@pytest.mark.parametrize(
+    ("difference", "words"),
+    [
+        ("weights", "the hash of sampled weights is [0-9a-f]{16} on rank 1"),
+        ("attention", "model.attn_implementation is eager on rank 1 and sdpa on rank 0"),
+    ],
+)
+def test_ranks_with_different_models_are_told_when_they_load(difference, words):
+    for text in shared_group().run(2, rank_parts.other_models, CONFIG, difference):
+        assert re.match(f"FcEvalError: the ranks do not do the same: {words}", text), text
+
+
+def test_a_rank_that_has_converted_its_part_is_told_before_anything_travels(token_ids):
+    for text in shared_group().run(2, rank_parts.other_dtype, CONFIG, token_ids):
+        assert "the dtype of the row-parallel layers is torch.float32 on rank 1 and torch.bfloat16 on rank 0" in text
+
+
+def test_calls_that_one_rank_finds_wrong_end_all_of_them(token_ids):
+    for first, second in shared_group().run(2, rank_parts.miscounted, CONFIG, token_ids):
+        assert re.match("FcEvalError: rank 1: 4 of 4 row-parallel layers were not reduced once per forward", first)
+        assert second == "nothing"
