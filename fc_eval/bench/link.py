@@ -10,7 +10,7 @@ import torch
 from fc_eval.collective.ranks import Ranks
 
 SMALL_BYTES, LARGE_BYTES = 4096, 256 << 20
-WARM_ROUNDS, ROUNDS = 5, 20
+WARM_ROUNDS, ROUNDS = 2, 20
 
 
 @dataclass(frozen=True)
@@ -30,28 +30,28 @@ class LinkTimes:
     large_bytes: int
 
 
-def measure_link(ranks: Ranks, device: torch.device, large_bytes: int = LARGE_BYTES) -> LinkTimes:
+def measure_link(ranks: Ranks, device: torch.device, large_bytes: int = LARGE_BYTES, rounds: int = ROUNDS) -> LinkTimes:
     """Times on every rank; the slowest counts. For `in_group`."""
 
     def all_reduce_us(nbytes: int) -> float:
         values = torch.zeros(nbytes // 2, dtype=torch.bfloat16, device=device)
-        return slowest_us(ranks, device, lambda: ranks.all_reduce_(values))
+        return slowest_us(ranks, device, lambda: ranks.all_reduce_(values), rounds)
 
     copy_gb_per_s = None
     if device.type == "cuda":
         there = torch.device("cuda", (ranks.rank + 1) % ranks.world_size)
         source = torch.empty(large_bytes, dtype=torch.uint8, device=device)
         target = torch.empty(large_bytes, dtype=torch.uint8, device=there)
-        copy_gb_per_s = large_bytes / slowest_us(ranks, device, lambda: target.copy_(source)) / 1e3
+        copy_gb_per_s = large_bytes / slowest_us(ranks, device, lambda: target.copy_(source), rounds) / 1e3
     return LinkTimes(
         ranks.world_size, copy_gb_per_s, all_reduce_us(SMALL_BYTES), all_reduce_us(large_bytes), large_bytes
     )
 
 
-def slowest_us(ranks: Ranks, device: torch.device, call: Callable[[], object]) -> float:
+def slowest_us(ranks: Ranks, device: torch.device, call: Callable[[], object], rounds: int) -> float:
     """Median wall time of a call that all ranks begin together, the maximum over ranks."""
     times_us = []
-    for turn in range(WARM_ROUNDS + ROUNDS):
+    for turn in range(WARM_ROUNDS + rounds):
         drain(device)
         ranks.gather(None)
         started = time.perf_counter()
