@@ -50,7 +50,7 @@ def communicator_of(ranks: Ranks, transport: str, **options: float) -> Communica
 
 def every_case(ranks: Ranks, name: str, cases: list[tuple[str, torch.Tensor]]) -> list[tuple[torch.Tensor, ...]]:
     """Each case by the reducer `fused` or `staged`: values and share of non-finite groups."""
-    reducer = get_reducer(name, ranks)
+    reducer = get_reducer(name, ranks, torch.device("cuda"))
     assert reducer.name == name
     found = []
     for comm_name, partials_WTH in cases:

@@ -48,9 +48,9 @@ def reduce_cases(
         traffic = traffic_of(comm, ranks.world_size, *own.shape, own.dtype)
         before, kept = Counter(ranks.sent), own.clone()
         with CountedBytes() as counted:
-            wired = get_reducer("torch", ranks)(own, comm, chosen)
+            wired = get_reducer("torch", ranks, own.device)(own, comm, chosen)
         by_stage = dict(ranks.sent - before)
-        gathered = get_reducer("gathered", ranks)(own, comm, chosen)
+        gathered = get_reducer("gathered", ranks, own.device)(own, comm, chosen)
         assert torch.equal(own.contiguous().view(torch.uint8), kept.contiguous().view(torch.uint8))
         assert wired.traffic == gathered.traffic == traffic
         found.append(
@@ -69,7 +69,7 @@ def reduce_cases(
 
 def named_reducer(ranks: Ranks, name: str) -> str:
     """The name of the reducer that a name stands for."""
-    return get_reducer(name, ranks).name
+    return get_reducer(name, ranks, torch.device("cpu")).name
 
 
 def disagree(ranks: Ranks, difference: str) -> str:

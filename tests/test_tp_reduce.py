@@ -22,6 +22,7 @@ from fc_eval.codec.select import codecs_available
 from fc_eval.collective import distributed
 from fc_eval.collective.all_reduce import all_reduce
 from fc_eval.collective.comm import Comm, parse_comm
+from fc_eval.collective.reducers import AutoReducer
 from fc_eval.errors import FcEvalError, LostProcessError
 from fc_eval.wire.format import parse_format
 
@@ -118,11 +119,43 @@ def test_rotated_rows_are_refused_by_name():
         distributed.all_reduce(torch.zeros(4, 64), comm, CODEC, SimpleNamespace(world_size=2))
 
 
+class Covers:
+    """A fused reducer that covers INT4 alone."""
+
+    name = "fused"
+
+    def why_not(self, partial_TH, comm):
+        return None if comm == parse_comm("int4") else "it is not INT4"
+
+    def __call__(self, partial_TH, comm, codec):
+        return "fused"
+
+    def check(self):
+        raise LostProcessError("a rank is gone")
+
+
+def test_auto_takes_the_fused_kernel_where_it_covers_a_comm_and_says_the_rest_once(capsys, monkeypatch):
+    auto = AutoReducer(SimpleNamespace(rank=0), Covers())
+    monkeypatch.setattr(auto, "_wire", lambda partial_TH, comm, codec: "torch")
+    found = [auto(torch.zeros(2, 64), parse_comm(name), CODEC) for name in ("int4", "int3", "int4", "int3")]
+    assert found == ["fused", "torch", "fused", "torch"]
+    name = parse_comm("int3").name
+    said = capsys.readouterr().err
+    assert said == f"reducer=auto: torch reduces {name}, the fused kernel does not cover it: it is not INT4\n"
+    assert auto.name == f"fused, torch for {name}"
+    with pytest.raises(LostProcessError):
+        auto.check()
+
+
+def test_auto_is_torch_on_cpus():
+    assert shared_group().run(2, rank_checks.named_reducer, "auto") == ["torch"] * 2
+
+
 def test_the_fused_reducer_says_why_it_cannot_work_here():
     with pytest.raises(FcEvalError, match="unknown reducer 'fusd': did you mean 'fused'"):
         shared_group().run(2, rank_checks.named_reducer, "fusd")
     if reason := native_status()["cuda"]:
-        said = f"reducer=fused cannot work here, memory cannot be shared: rank 0: {reason}; use reducer=torch"
+        said = f"reducer=fused cannot work here, there is nothing to work with: rank 0: {reason}; use reducer=torch"
         with pytest.raises(FcEvalError, match=re.escape(said)):
             shared_group().run(2, rank_checks.named_reducer, "fused")
 

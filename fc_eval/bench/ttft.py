@@ -126,7 +126,7 @@ def bench_ttft(options: TtftBenchOptions, command: str) -> int:
 def measure(ranks: Ranks, device: torch.device, options: TtftBenchOptions) -> list[Row]:
     """All rows; every rank calls this."""
     comms = [parse_comm(name) for name in options.comm]
-    reducer, gathered = get_reducer(options.reducer, ranks), get_reducer("gathered", ranks)
+    reducer, gathered = (get_reducer(name, ranks, device) for name in (options.reducer, "gathered"))
 
     def reduce_with(comm: Comm, how: Reducer) -> Reduce:
         if comm == UNQUANTIZED:

@@ -38,7 +38,7 @@ class FusedReducer:
         comm = comm.at(len(partial_TH))
         if self._communicator is None or not comm.is_quantized:
             return all_reduce(partial_TH, comm, codec, self._ranks)
-        reason = self._why_not(comm, partial_TH.dtype, partial_TH.shape[1], partial_TH.device)
+        reason = self.why_not(partial_TH, comm)
         if reason is not None:
             raise FcEvalError(f"reducer={self.name} cannot do {comm.name}: {reason}; use reducer=torch")
         traffic = traffic_of(comm, self._ranks.world_size, *partial_TH.shape, DTYPE_NAMES[partial_TH.dtype])
@@ -46,6 +46,13 @@ class FusedReducer:
         for stage in traffic.stages:
             self._ranks.sent[stage.stage] += stage.bytes_per_rank[self._ranks.rank]
         return Reduced(values, traffic, nonfinite)
+
+    def why_not(self, partial_TH: torch.Tensor, comm: Comm) -> str | None:
+        """None where this reducer covers a call, otherwise the reason in a few words; the same on every rank."""
+        comm = comm.at(len(partial_TH))
+        if self._communicator is None or not comm.is_quantized:
+            return None
+        return self._why_not(comm, partial_TH.dtype, partial_TH.shape[1], partial_TH.device)
 
     def check(self) -> None:
         """Makes sure that no call has failed; complete once the device is through with them.

@@ -47,7 +47,7 @@ class RankAttachment(Attachment):
     ) -> None:
         assert split.world_size == ranks.world_size
         self.ranks = ranks
-        self._reducer = get_reducer(reducer, ranks)
+        self._reducer = get_reducer(reducer, ranks, next(model.parameters()).device)
         self._checksum: torch.Tensor | int = 0
         self._steps = 0
         # What the caches of this model have seen so far, as a hash.
