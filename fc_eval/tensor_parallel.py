@@ -13,6 +13,8 @@ every source of weights and every version of transformers; so any group of ranks
 
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -117,6 +119,7 @@ def consecutive_group(tp: int, device_type: str, timeout_s: float) -> dist.Proce
 
     Raises:
         FcEvalError: no torchrun around, or `tp` does not divide the world.
+        LostProcessError: another process of the world has ended, or has not come in time.
     """
     backend = "gloo" if device_type == "cpu" else "cpu:gloo,cuda:nccl"
     timeout = timedelta(seconds=timeout_s)
@@ -126,17 +129,33 @@ def consecutive_group(tp: int, device_type: str, timeout_s: float) -> dist.Proce
                 f"this process is not one of several: start the script with torchrun --nproc-per-node {tp}, "
                 "or let fc-eval run exec=tp do it"
             )
-        dist.init_process_group(backend, timeout=timeout)
+        with _joining():
+            dist.init_process_group(backend, timeout=timeout)
     world = dist.get_world_size()
     if tp < 1 or world % tp:
         raise FcEvalError(f"tp={tp} does not divide the {world} processes of this world: start a multiple of {tp}")
     own: dist.ProcessGroup | None = None
     for first in range(0, world, tp):  # every process makes every group, in the same order
-        group = dist.new_group(list(range(first, first + tp)), timeout=timeout, backend=backend)
+        with _joining():
+            group = dist.new_group(list(range(first, first + tp)), timeout=timeout, backend=backend)
         if first <= dist.get_rank() < first + tp:
             own = group
     assert own is not None
     return own
+
+
+@contextmanager
+def _joining() -> Iterator[None]:
+    """Turns what torch raises when processes do not find each other into one sentence."""
+    try:
+        yield
+    except ValueError as error:
+        raise FcEvalError(f"this process cannot join the others ({error}): start the script with torchrun") from error
+    except RuntimeError as error:  # torch has no narrower type for all of it
+        raise LostProcessError(
+            "this process waited for the others of its world to make a group, and one of them has ended or did not "
+            f"come in time: {str(error).splitlines()[0]}"
+        ) from error
 
 
 def part_of(

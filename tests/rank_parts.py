@@ -83,3 +83,12 @@ def miscounted(ranks: Ranks, config: ModelConfig, ids: torch.Tensor) -> list[str
     part.communication.reset_stats()
     logits(part.model, ids)
     return [*found, said(part.communication.check_calls)]
+
+
+def one_layer(ranks: Ranks, config: ModelConfig, ids: torch.Tensor) -> list[str]:
+    """What a row-parallel layer says that is called by itself, before and after a forward pass."""
+    part = fresh(ranks, config)
+    layer = part.model.get_submodule("model.layers.0.mlp.down_proj")
+    x = torch.ones(2 + ranks.rank, layer.in_features, dtype=layer.weight.dtype)  # gloo ends a process for this
+    with torch.inference_mode():
+        return [said(lambda: layer(x)), said(lambda: logits(part.model, ids)), said(lambda: layer(x))]

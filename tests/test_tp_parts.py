@@ -4,10 +4,13 @@ import re
 
 import pytest
 import rank_parts
+import torch
 from conftest import TINY_SHAPE
 from rank_group import shared_group
 
+from fc_eval.errors import FcEvalError, LostProcessError
 from fc_eval.models.config import ModelConfig, TinySpec
+from fc_eval.tensor_parallel import load_tensor_parallel
 
 CONFIG = ModelConfig("parts", tiny=TinySpec(), shape=TINY_SHAPE)
 NOT_TOGETHER = "FcEvalError: this model is one rank's part of a model, and it does not communicate"
@@ -62,3 +65,26 @@ def test_calls_that_one_rank_finds_wrong_end_all_of_them(token_ids):
     for first, second in shared_group().run(2, rank_parts.miscounted, CONFIG, token_ids):
         assert re.match("FcEvalError: rank 1: 4 of 4 row-parallel layers were not reduced once per forward", first)
         assert second == "nothing"
+
+
+def test_a_layer_called_by_itself_is_told_before_anything_travels(token_ids):
+    for before, between, after in shared_group().run(2, rank_parts.one_layer, CONFIG, token_ids):
+        assert between == "nothing"
+        for text in (before, after):
+            assert text.startswith("FcEvalError: model.layers.0.mlp.down_proj was called outside of a forward pass")
+
+
+@pytest.mark.parametrize(
+    ("environment", "error", "words"),
+    [
+        ({"RANK": "0"}, LostProcessError, "waited for the others of its world to make a group, and one of them has"),
+        ({}, FcEvalError, r"cannot join the others \(.*RANK.*\): start the script with torchrun"),
+    ],
+)
+def test_a_process_whose_others_never_come_is_told(environment, error, words, monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    for name, value in {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", **environment}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(error, match=words):
+        load_tensor_parallel("nowhere", 2, device="cpu", timeout_s=1)
+    assert not torch.distributed.is_initialized()

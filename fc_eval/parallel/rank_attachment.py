@@ -50,6 +50,7 @@ class RankAttachment(Attachment):
         self._reducer = get_reducer(reducer, ranks, next(model.parameters()).device)
         self._checksum: torch.Tensor | int = 0
         self._steps = 0
+        self._agreed = False  # whether a forward pass is going on that all ranks have agreed upon
         # What the caches of this model have seen so far, as a hash.
         self._history = ""
         self._histories: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
@@ -147,6 +148,11 @@ class RankAttachment(Attachment):
 
     def _all_reduce(self, site: Site, partials_WTH: torch.Tensor) -> torch.Tensor:
         (partial_TH,) = partials_WTH  # this rank's own
+        if self.world_size > 1 and not self._agreed:
+            raise FcEvalError(
+                f"{site.name} was called outside of a forward pass of the model, so nobody knows whether the other "
+                "ranks call it too: call the model"
+            )
         comm = self._arm.comms[site.name]
         codec = self._codec(self._arm.codec, comm, partial_TH.dtype, partial_TH.device)
         reduced = self._reducer(partial_TH, comm, codec)
@@ -167,6 +173,7 @@ class RankAttachment(Attachment):
         cache = _cache_among(given.values())
         # A rank's keys and values are its own heads'; that two caches belong together shows in what they came from.
         self._history = _hash_of([self._histories.get(cache, "") if cache is not None else "", seen])
+        self._agreed = False  # the last pass may have been given up in its middle
         comms, dtypes = self._arm.comms, {str(module.weight.dtype) for module in self._targets.values()}
         facts = {
             "the comm": ", ".join(dict.fromkeys(comm.name for comm in comms.values())),
@@ -180,9 +187,11 @@ class RankAttachment(Attachment):
         }
         self.ranks.agree(f"forward pass {self._steps + 1}", facts)
         self._steps += 1
+        self._agreed = True
 
     def keep(self, output: Any) -> None:
         """After it: what the decoder gave enters the checksum, on the device, and its cache has a history."""
+        self._agreed = False
         if (cache := _cache_among(output.values() if isinstance(output, Mapping) else output)) is not None:
             self._histories[cache] = self._history
         hidden = output[0]
