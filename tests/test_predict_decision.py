@@ -77,6 +77,7 @@ def test_the_page_has_table_plots_and_csv(tmp_path, capsys):
     assert all((out / "plots" / name).exists() for name in re.findall(r"plots/(\w+\.png)", markdown))
     with (out / "decision.csv").open() as file:
         rows = list(csv.DictReader(file))
+    assert {row["link"] for row in rows} == {"pcie4"}
     assert [row["comm"] for row in rows] == ["plain", *(comm.name for comm in COMMS)]
     assert float(rows[3]["ln_ppl_ratio"]) == pytest.approx(0.02)
     base, int4 = (float(rows[i]["ttft_s"]) for i in (0, 3))
@@ -87,6 +88,9 @@ def test_notes_say_what_is_uneven_and_what_does_not_fit():
     leaflet, _ = decide(PredictOptions(gpu="l4", model="llama3_70b", tp=6))
     notes = " ".join(leaflet.notes)
     assert "tp=6 does not divide the 64 heads: the busiest rank, with 11 of them" in notes
+    assert "launching its kernels" not in notes
+    small, _ = decide(PredictOptions(gpu="h200", model="smollm2", tp=3))
+    assert any("launching its kernels, which the model leaves out" in note for note in small.notes)
     assert re.search(r"weights of one rank take \d+ GB, more than the 24 GB of L4", notes)
 
 

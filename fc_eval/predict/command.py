@@ -33,6 +33,8 @@ from fc_eval.report.leaflet import Leaflet, screen_table
 from fc_eval.report.tables import Cell, Column, Table
 
 CHECK = "--check"
+# Of a layer: about a dozen kernels, whose launches take some microseconds each where no graph holds them (assumed).
+LAUNCHES_S = 1e-4
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,7 @@ def decide(options: PredictOptions) -> tuple[Leaflet, list[Choice]]:
             f"Time to first token of {options.batch} prompts of {options.tokens} tokens, {options.weights} weights; "
             f"{2 * prefill.shape.layers} all-reduces of {message:g} MiB in bf16."
         ),
-        notes=tuple(_notes(options, prefill, where, losses)),
+        notes=tuple(_notes(options, prefill, where, losses, found[0].time.total_s)),
         tables=tuple(tables),
         plots=tuple(decision_plots(found, prefill, where, losses)) if options.out is not None else (),
     )
@@ -153,7 +155,9 @@ def _values(options: ParameterOptions) -> dict[str, float]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _notes(options: PredictOptions, prefill: Prefill, where: Machine, losses: Losses | None) -> list[str]:
+def _notes(
+    options: PredictOptions, prefill: Prefill, where: Machine, losses: Losses | None, unquantized_s: float
+) -> list[str]:
     files = options.measured or [path for path in (OWN, KEPT) if path.exists()]
     rows = [row for path in files for row in read_rows(path)]
     notes = [f"Error of these predictions: {error_text(where, rows)}."]
@@ -168,6 +172,12 @@ def _notes(options: PredictOptions, prefill: Prefill, where: Machine, losses: Lo
                 f"tp={prefill.world_size} does not divide the {count} {what}: the busiest rank, with "
                 f"{prefill.share(count)} of them, is predicted."
             )
+    layer_s = unquantized_s / shape.layers
+    if layer_s < LAUNCHES_S:
+        notes.append(
+            f"A layer is predicted to take {1e3 * layer_s:.2f} ms: launching its kernels, which the model leaves out, may "
+            "take as long unless a graph holds them."
+        )
     needed, there = weight_bytes(prefill) / 1e9, where.gpu.memory_gb
     if there is not None and needed > there:
         notes.append(f"The weights of one rank take {needed:.0f} GB, more than the {there:g} GB of {where.gpu.name}.")
@@ -185,6 +195,7 @@ def _notes(options: PredictOptions, prefill: Prefill, where: Machine, losses: Lo
 def _write_csv(path: Path, options: PredictOptions, found: Sequence[Choice]) -> Path:
     """All numbers of the page, unrounded."""
     asked = ("model", "gpu", "link", "tp", "batch", "tokens", "weights")
+    settings = {name: getattr(options, name) for name in asked} | {"link": machine(options.gpu, options.link).link.name}
     times = ("gemm_s", "attention_s", "rest_s", "ends_s", "comm_s")
     calls = ("latency_s", "link_s", "codec_s", "wire_bytes", "bits")
     try:
@@ -193,7 +204,7 @@ def _write_csv(path: Path, options: PredictOptions, found: Sequence[Choice]) -> 
             head = [*asked, "comm", "ttft_s", "speed_up", "pays_from_kib", *times, *(f"call_{name}" for name in calls)]
             writer.writerow([*head, "ln_ppl_ratio", "ln_ppl_ratio_stderr", "accuracy_delta", "accuracy_delta_stderr"])
             for choice in found:
-                row = [getattr(options, name) for name in asked] + [choice.comm.name, choice.time.total_s]
+                row = [settings[name] for name in asked] + [choice.comm.name, choice.time.total_s]
                 row += [choice.speed_up, choice.pays_from_kib]
                 row += [getattr(choice.time, name) for name in times] + [
                     getattr(choice.time.call, name) for name in calls
