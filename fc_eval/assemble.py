@@ -134,7 +134,7 @@ def result_of(
         "contents": {"model": tree["model_files"], "data": tree["data"]},
         "arm": {
             "model": config.model.name,
-            "weights": config.model.weights,
+            "weights": config.model.weights_label,
             "dtype": config.model.dtype,
             "comm": comm.short_name,
             "comm_full": comm.name,

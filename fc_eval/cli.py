@@ -14,6 +14,7 @@ usage: fc-eval COMMAND ...
   run [-m] [GROUP=NAME] [KEY=VALUE] ...   evaluate a model under a comm; -m makes a sweep of comma-separated values
   report RUNS ... --out DIR               tables, plots and one HTML page from run folders; --experiment NAME|all
   allocate RUNS ... --budget SHARE        the cheapest format for each layer within a loss budget, from layer errors
+  smooth [GROUP=NAME] [KEY=VALUE] ... out=DIR   a checkpoint folder smoothed for model.weights=w8a8
   compare BASE RUN                        paired comparison of two runs, RUN - BASE
   predict gpu=NAME [KEY=VALUE] ...        time to first token that a comm would win, beside its measured loss; --check
   calibrate [KEY=VALUE] ...               a hardware file for predict: this machine's rates, or fitted to measured times
@@ -45,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "run": _run,
         "report": _report,
         "allocate": _allocate,
+        "smooth": _smooth,
         "compare": _compare,
         "predict": _predict,
         "calibrate": _calibrate,
@@ -115,6 +117,12 @@ def _allocate(rest: list[str]) -> int:
     given = parser.parse_args(rest)
     print(run_allocate(given.runs, given.budget, given.by, given.eval, given.out))
     return 0
+
+
+def _smooth(rest: list[str]) -> int:
+    from fc_eval.smooth import smooth
+
+    return smooth(rest)
 
 
 def _compare(rest: list[str]) -> int:

@@ -222,8 +222,7 @@ class RunConfig:
         """What the fingerprint is made of: places of files are left out, because their contents count."""
         tree = self.as_dict()
         tree["comm"] = self.comm.build().name
-        for key in ("path", "published", "note") + (() if self.model.tiny else ("shape",)):
-            tree["model"].pop(key)
+        tree["model"] = self.model.identity()
         tree.pop("data_root")
         for spec in tree["eval"]["specs"]:
             spec.pop("path", None)

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fc_eval.config import RunConfig
-from fc_eval.evaluate.sources import sources
+from fc_eval.evaluate.calibration import calibration_sources
+from fc_eval.evaluate.sources import Sources, sources
 from fc_eval.models.config import ModelConfig, model_files
-from fc_eval.results.fingerprint import files_digest
+from fc_eval.models.smoothed import needs_calibration
+from fc_eval.results.fingerprint import CALIBRATION, files_digest
 
 if TYPE_CHECKING:
     from fc_eval.hub_commit import Commit, Kind
@@ -20,7 +22,7 @@ class Contents:
 
     Attributes:
         model: SHA-256 of each file of the model, or its commit on the Hub; empty where the configuration holds a
-            checksum, or a seed.
+            checksum, or a seed. Then the same of the text that smoothing looks at.
         data: by evaluation, SHA-256 of each file and commit of each data set on the Hub.
         commits: the data sets on the Hub and their commits, None where one is not known.
         unknown: what could not be known, in words for the record.
@@ -64,16 +66,21 @@ def contents(config: RunConfig) -> Contents:
     root = Path(config.data_root) if config.data_root else None
     data: dict[str, tuple[str, ...]] = {}
     commits: dict[str, str | None] = {}
-    for spec in config.eval.specs:
-        found = sources(spec, root)
-        unknown += found.unknown
-        lines = files_digest(found.files)
+
+    def lines(found: Sources) -> tuple[str, ...]:
+        unknown.extend(found.unknown)
+        said = files_digest(found.files)
         for ref in found.hub:
             commit = _commit("dataset", ref.id, ref.revision, ref.config)
-            lines.append(f"hub:{ref.id}@{commit.sha or 'unknown'}")
+            said.append(f"hub:{ref.id}@{commit.sha or 'unknown'}")
             # One data set in two revisions: neither can be told from the id alone.
             commits[ref.id] = commit.sha if commits.get(ref.id, commit.sha) == commit.sha else None
             if commit.sha is None:
                 unknown.append(f"data set {ref.id}@{ref.revision}: its commit is not known ({commit.why})")
-        data[spec.name] = tuple(lines)
+        return tuple(said)
+
+    if needs_calibration(config.model):
+        model += [CALIBRATION + line for line in lines(calibration_sources(config.model.calibration.text, root))]
+    for spec in config.eval.specs:
+        data[spec.name] = lines(sources(spec, root))
     return Contents(tuple(model), data, commits, tuple(dict.fromkeys(unknown)))

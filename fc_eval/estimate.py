@@ -72,7 +72,8 @@ def _times_of(result: Path, changed_ns: int) -> tuple[tuple[Any, ...], float, di
 
 
 def _setting(config: Mapping[str, Any]) -> tuple[Any, ...]:
-    return config["model"]["name"], config["device"], config["tp"], config.get("processes", 1)
+    model = config["model"]
+    return model["name"], model["weights"], config["device"], config["tp"], config.get("processes", 1)
 
 
 def _key(spec: Mapping[str, Any]) -> str:

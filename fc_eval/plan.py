@@ -41,7 +41,10 @@ def _name(config: RunConfig) -> str:
     """What a run folder is called: readable, and short enough for a file system; the fingerprint tells runs apart."""
     comm = config.comm.build()
     groups = dict.fromkeys(fmt.group_size for fmt in (comm.reduce, comm.gather) if fmt is not None)
-    parts = [config.model.name, comm.short_name, *(f"g{group}" for group in groups)]
+    model = config.model
+    strength = "" if model.smoothing is None else f"-{model.smoothing:g}"
+    weights = [] if model.weights == "native" else [f"{model.weights}{strength}"]
+    parts = [model.name, *weights, comm.short_name, *(f"g{group}" for group in groups)]
     parts += [] if config.policy_name == UNIFORM else [config.policy_name]
     parts += [f"tp{config.tp}" if config.exec == "emulated" else f"ranks{config.tp}"]
     parts += [spec.name for spec in config.eval.specs]

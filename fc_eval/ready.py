@@ -13,6 +13,7 @@ from fc_eval.models.half_products import half_products
 from fc_eval.models.load import LoadedModel, load_model
 from fc_eval.parallel.emulate import Attachment, communicate
 from fc_eval.parallel.self_check import SelfCheck, self_check
+from fc_eval.quantized import quantize_, smoothed
 from fc_eval.tensor_parallel import TIMEOUT_S, consecutive_group, part_of
 
 
@@ -36,13 +37,14 @@ def ready(config: RunConfig, processes: Processes) -> Iterator[Ready]:
     if config.exec == "tp":
         ranks = Ranks(consecutive_group(config.tp, torch.device(processes.device).type, TIMEOUT_S))
         options = {"plan": plan, "reducer": config.reducer, "codec": config.codec}
-        part = part_of(config.model, ranks, policy, device=processes.device, **options)
+        part = part_of(config.model, ranks, policy, device=processes.device, data_root=config.data_root, **options)
         with half_products(part.model):
             yield Ready(part.loaded, part.check, part.communication)
         part.communication.close()
         return
-    loaded = load_model(config.model, processes.device)
+    loaded = smoothed(load_model(config.model.unquantized(), processes.device), config.model, config.data_root)
     with half_products(loaded.model):
         check = self_check(loaded.model, config.tp, config.codec, plan)
+        quantize_(loaded)  # afterwards each rank rounds its own slice of activations, which changes more than rounding
         with communicate(loaded.model, policy, config.tp, config.codec, plan) as attachment:
             yield Ready(loaded, check, attachment)

@@ -19,10 +19,12 @@ from typing import Any
 from fc_eval.collective.comm import BASELINE
 from fc_eval.config import RunConfig
 from fc_eval.errors import FcEvalError, LostProcessError, is_disk_error, os_error
+from fc_eval.evaluate.calibration import calibration_sources
 from fc_eval.evaluate.data import mirror_serves_all
 from fc_eval.evaluate.processes import Processes, joined
 from fc_eval.evaluate.spec import LayerErrorSpec, WindowSpec
 from fc_eval.launch import LOST_EXIT, USER_ERROR_EXIT, die_with_parent, is_launched, launch, report_error
+from fc_eval.models.smoothed import needs_calibration
 from fc_eval.results.kept import kept_eval
 from fc_eval.results.store import RunFolder
 
@@ -160,7 +162,9 @@ def _seed(seed: int) -> None:
 @contextmanager
 def _one_of(config: RunConfig) -> Iterator[Processes]:
     """Joins the processes of the run; all but the first are silent, except for tracebacks."""
-    if mirror_serves_all(config.eval.specs, Path(config.data_root) if config.data_root else None):
+    root = Path(config.data_root) if config.data_root else None
+    asks_hub = needs_calibration(config.model) and bool(calibration_sources(config.model.calibration.text, root).hub)
+    if mirror_serves_all(config.eval.specs, root) and not asks_hub:
         os.environ["HF_HUB_OFFLINE"] = "1"  # must be set before the libraries are imported
     assert isinstance(config.processes, int)  # `fc_eval.machine.settled` has made sure
     with (

@@ -34,7 +34,10 @@ from fc_eval.parallel.policy import Policy
 from fc_eval.parallel.rank_attachment import RankAttachment
 from fc_eval.parallel.self_check import SelfCheck, check_logits, compare
 from fc_eval.parallel.shard import shard_
+from fc_eval.parallel.sites import find_decoder
 from fc_eval.parallel.split import Split, find_split
+from fc_eval.quantized import quantize_, smoothed
+from fc_eval.weights.linear import keep_scales_
 
 TIMEOUT_S = 600.0
 SAMPLED = 64  # values of each weight that ranks compare
@@ -81,6 +84,7 @@ def load_tensor_parallel(
     device: str | None = None,
     group: dist.ProcessGroup | None = None,
     timeout_s: float = TIMEOUT_S,
+    data_root: str | Path | None = None,
 ) -> TensorParallel:
     """Loads this process's part of a model; called by all processes of a torchrun at the same place.
 
@@ -96,6 +100,7 @@ def load_tensor_parallel(
         device: 'cpu', 'cuda' (the GPU of the local rank), or one GPU by name; None takes a GPU where there is one.
         group: the W processes of this group, where they are not consecutive ones; only they call this function then.
         timeout_s: the longest wait for another rank in seconds; a given group has its own.
+        data_root: folder that mirrors dataset ids, for the text that weights=w8a8 is smoothed over; None for the Hub.
 
     Raises:
         FcEvalError: no torchrun around, W does not fit the world or the model, or anything that `load_model` refuses.
@@ -111,7 +116,8 @@ def load_tensor_parallel(
     if dist.get_world_size(group) != tp:
         raise FcEvalError(f"the group has {dist.get_world_size(group)} ranks, but tp={tp}: they must be the same")
     config = path if isinstance(path, ModelConfig) else ModelConfig(Path(path).stem, path=str(path), dtype=dtype)
-    return part_of(config, Ranks(group), comm, device=str(place), plan=plan, reducer=reducer, codec=codec)
+    options = {"plan": plan, "reducer": reducer, "codec": codec}
+    return part_of(config, Ranks(group), comm, device=str(place), data_root=data_root, **options)
 
 
 def consecutive_group(tp: int, device_type: str, timeout_s: float) -> dist.ProcessGroup:
@@ -167,6 +173,7 @@ def part_of(
     plan: str,
     reducer: str = "auto",
     codec: str = "auto",
+    data_root: str | Path | None = None,
 ) -> TensorParallel:
     """This rank's part of a model, checked against the whole one.
 
@@ -204,9 +211,12 @@ def part_of(
         )
         found.append((split, device if _fits(model, device) else "cpu"))
 
-    loaded = load_model(config, "cpu", check=before_weights)
+    loaded = load_model(config.unquantized(), "cpu", check=before_weights)
     (split, checked_on), model = found[0], loaded.model
+    loaded = smoothed(loaded, config, data_root, on=checked_on)
     ranks.agree("splitting the model", {"the hash of sampled weights": _sampled(model)})
+    if config.weights == "w8a8":
+        keep_scales_(find_decoder(model))
     with half_products(model):
         # One rank is enough for the whole model's logits: all ranks are compared with each other elsewhere.
         unsplit_TV = check_logits(model.to(checked_on)) if ranks.rank == 0 else None
@@ -217,6 +227,7 @@ def part_of(
         communication = RankAttachment(model, comm, split, ranks, codec, reducer)
         with communication.using(BASELINE):
             split_TV = _run(model)
+        quantize_(loaded)
     slack = 1.0 if torch.device(checked_on).type == torch.device(device).type else OTHER_DEVICE_SLACK
     said: SelfCheck | FcEvalError | None = None
     if unsplit_TV is not None:

@@ -9,9 +9,9 @@ import torch
 from fc_eval.collective.comm import parse_comm
 from fc_eval.collective.ranks import Ranks
 from fc_eval.models.config import ModelConfig
-from fc_eval.models.load import load_model
 from fc_eval.parallel.emulate import Attachment, communicate
 from fc_eval.parallel.policy import Policy, Rule
+from fc_eval.quantized import load
 from fc_eval.tensor_parallel import TensorParallel, load_tensor_parallel, part_of
 
 # Two policies with the same comms, in the same order, at other layers.
@@ -85,7 +85,7 @@ def emulated(
     device: str = "cpu",
 ) -> dict[str, dict[str, Any]]:
     """In one process."""
-    model = load_model(config, device).model
+    model = load(config, device).model
     with communicate(model, comms[0], tp, codec, plan) as attachment:
         return measured(model, attachment, comms, ids.to(device))
 

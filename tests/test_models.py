@@ -66,7 +66,14 @@ def test_a_path_says_where_the_files_of_a_hub_model_lie(checkpoint):
         ({"tiny": {"familly": "llama"}}, r"unknown key in model\.tiny: 'familly': did you mean 'family'"),
         ({"dtpye": "fp16"}, "unknown key in model: 'dtpye': did you mean 'dtype'"),
         ({"dtype": "fp8"}, "unknown model.dtype 'fp8': did you mean"),
-        ({"weights": "int8"}, "unknown model.weights 'int8': expected one of native"),
+        ({"weights": "int8"}, "unknown model.weights 'int8': expected one of native, w8a8"),
+        (
+            {"smoothing": 1.5},
+            r"model\.smoothing=1\.5 is not possible: expected a migration strength from 0 to 1, or null",
+        ),
+        ({"calibration": None}, "model.calibration=None is not possible: expected a mapping with text"),
+        ({"calibration": {"text": "wikitext"}}, "unknown model.calibration.text 'wikitext': did you mean 'wikitext2'"),
+        ({"calibration": {"sequences": 0}}, "model.calibration.sequences=0 is not possible: expected at least 1"),
         ({"add_bos_token": "yes"}, "model.add_bos_token='yes' is not possible: expected true or false"),
     ],
 )

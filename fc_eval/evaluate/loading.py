@@ -18,8 +18,13 @@ from fc_eval.evaluate.data import DatasetRef, dataset_folder, describe, files_of
 
 T = TypeVar("T")
 
-# The Hub keeps C4's validation set in eight shards; both perplexity protocols read the first only.
-_HUB_FILES = {"allenai/c4": {"validation": "en/c4-validation.00000-of-00008.json.gz"}}
+# The Hub keeps C4 in shards; the perplexity protocols and the calibration text read the first of their split only.
+_HUB_FILES = {
+    "allenai/c4": {
+        "validation": "en/c4-validation.00000-of-00008.json.gz",
+        "train": "en/c4-train.00000-of-01024.json.gz",
+    }
+}
 
 
 @dataclass(frozen=True)
@@ -120,7 +125,10 @@ def _hub_split(ref: DatasetRef) -> Any:
     if ref.id in _HUB_FILES:
         # One of several shards: without no_checks the library misses the others.
         return datasets.load_dataset(
-            ref.id, data_files=_HUB_FILES[ref.id], split=ref.split, verification_mode="no_checks"
+            ref.id,
+            data_files={ref.split: _HUB_FILES[ref.id][ref.split]},
+            split=ref.split,
+            verification_mode="no_checks",
         )
     return datasets.load_dataset(ref.id, ref.config, split=ref.split)
 

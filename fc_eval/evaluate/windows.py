@@ -89,7 +89,7 @@ def build_windows(spec: WindowSpec, tokenizer: Any, *, data_root: Path | None, a
         FcEvalError: data missing or unreadable, a tokenizer without BOS when one is asked for, or too short a text.
     """
     if spec.protocol == "text":
-        column = _text(spec.path)
+        column = text_column(spec.path)
         label = spec.name
     else:
         column = load_column(PROTOCOL_DATA[spec.protocol], "text", data_root)
@@ -139,7 +139,12 @@ def build_windows(spec: WindowSpec, tokenizer: Any, *, data_root: Path | None, a
     return Windows(ids, clusters, len(ids) == total, protocol)
 
 
-def _text(path: str | None) -> Column:
+def text_column(path: str | None) -> Column:
+    """The one text of a UTF-8 file, of the embedded text where no path is given.
+
+    Raises:
+        FcEvalError: the file is missing, cannot be read, or is not UTF-8.
+    """
     if path is None:
         from fc_eval.evaluate.embedded.text import embedded_text
 

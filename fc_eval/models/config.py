@@ -1,7 +1,7 @@
 """Where a model comes from and how it runs: frozen, validated, and free of files, devices and tensor libraries."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -9,7 +9,8 @@ from fc_eval.errors import FcEvalError, unknown
 from fc_eval.settings import build, check_scalars, checked_mapping
 
 DTYPES = ("bf16", "fp16", "fp32")
-WEIGHTS = ("native",)
+CALIBRATION_TEXTS = ("wikitext2", "c4", "text")
+WEIGHTS = ("native", "w8a8")
 # Files of a checkpoint folder or Hub repository that are read; anything else is neither fetched nor hashed.
 # The suffixes are those of every vocabulary file that transformers reads.
 TOKENIZER_PATTERNS = ("*.model", "*.txt", "*.tiktoken", "*.bpe", "*.codes", "*.vocab", "*.spm", "*.tokenizer")
@@ -62,6 +63,35 @@ class TinySpec:
 
 
 @dataclass(frozen=True)
+class CalibrationSpec:
+    """The text that smoothing looks at, in so many sequences of so many tokens (SmoothQuant: 512 of up to 512).
+
+    Attributes:
+        text: 'wikitext2' or 'c4' (their training sets), 'text' (the embedded text), or the path of a UTF-8 text file.
+        sequences: how many.
+        tokens: of each.
+    """
+
+    text: str = "wikitext2"
+    sequences: int = 512
+    tokens: int = 512
+
+    def __post_init__(self) -> None:
+        check_scalars("model.calibration", self)
+        if self.text not in CALIBRATION_TEXTS and not self.is_file:
+            hint = "or the path of a text file, as in ./mine.txt"
+            raise unknown("model.calibration.text", self.text, CALIBRATION_TEXTS, hint=hint)
+        for name in ("sequences", "tokens"):
+            if (value := getattr(self, name)) < 1:
+                raise FcEvalError(f"model.calibration.{name}={value} is not possible: expected at least 1")
+
+    @property
+    def is_file(self) -> bool:
+        """Whether the text is a file of the user's."""
+        return self.text not in CALIBRATION_TEXTS and ("/" in self.text or "." in self.text)
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """One model. Exactly one of `hub_id`, `package`, `tiny` and `path` says where its weights come from; a `path`
     beside a `hub_id` or a `package` says that this model's files lie there.
@@ -78,7 +108,10 @@ class ModelConfig:
         add_bos_token: whether evaluations put the tokenizer's BOS token in front of a text.
         trust_remote_code: whether code from the checkpoint may run.
         device_map: accelerate's placement ('auto', ...), None for one device.
-        weights: 'native', the checkpoint's own weights in `dtype`.
+        weights: 'native', the checkpoint's own weights in `dtype`; 'w8a8', INT8 weights and activations in every linear
+            layer of the decoder, everything else in `dtype` (`fc_eval.weights`).
+        smoothing: under 'w8a8', SmoothQuant's migration strength alpha, 0 to 1; None quantizes without smoothing.
+        calibration: the text that smoothing looks at; a folder that `fc-eval smooth` wrote needs none.
         published: perplexities published for the unquantized model, by evaluation name.
         shape: sizes, where they are known without the weights.
         note: what a reader of this model's numbers should know, carried into every record.
@@ -96,6 +129,8 @@ class ModelConfig:
     trust_remote_code: bool = False
     device_map: str | None = None
     weights: str = "native"
+    smoothing: float | None = 0.85
+    calibration: CalibrationSpec = CalibrationSpec()
     published: Mapping[str, float] | None = None
     shape: Shape | None = None
     note: str | None = None
@@ -118,7 +153,38 @@ class ModelConfig:
         for kind, value, known in (("dtype", self.dtype, DTYPES), ("weights", self.weights, WEIGHTS)):
             if value not in known:
                 raise unknown(f"model.{kind}", str(value), known)
+        if self.smoothing is not None and not 0 <= self.smoothing <= 1:
+            raise FcEvalError(
+                f"model.smoothing={self.smoothing} is not possible: expected a migration strength from 0 to 1, or null "
+                "for none"
+            )
         _check_published(self.published)
+
+    @property
+    def weights_label(self) -> str:
+        """How the weights are stored, for records and tables."""
+        if self.weights == "native":
+            return "native"
+        return "W8A8 (no smoothing)" if self.smoothing is None else f"W8A8 (alpha {self.smoothing:g})"
+
+    def unquantized(self) -> "ModelConfig":
+        """The same checkpoint with its own weights."""
+        return replace(self, weights="native")
+
+    def identity(self) -> dict[str, Any]:
+        """What decides the model's numbers, as plain values: places of files are left out, their contents count."""
+        tree = asdict(self)
+        for key in ("path", "published", "note") + (() if self.tiny else ("shape",)):
+            tree.pop(key)
+        if self.weights == "native" or self.smoothing is None:
+            tree.pop("calibration")
+        elif self.calibration.is_file:
+            tree["calibration"]["text"] = "file"
+        if self.weights == "native":
+            tree.pop("smoothing")
+        elif self.smoothing is not None:
+            tree["smoothing"] = float(self.smoothing)
+        return tree
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> "ModelConfig":
@@ -134,6 +200,8 @@ class ModelConfig:
             tree["tiny"] = build("model.tiny", TinySpec, tree["tiny"])
         if tree.get("shape") is not None:
             tree["shape"] = build("model.shape", Shape, tree["shape"])
+        if "calibration" in tree:
+            tree["calibration"] = build("model.calibration", CalibrationSpec, tree["calibration"])
         if isinstance(tree.get("path"), PurePath):
             tree["path"] = str(tree["path"])
         return cls(**tree)

@@ -55,7 +55,7 @@ class LoadedModel:
 def load_model(
     config: ModelConfig, device: str = "cpu", check: Callable[[PreTrainedModel], None] | None = None
 ) -> LoadedModel:
-    """Loads a model and its tokenizer.
+    """Loads a model with its own weights, and its tokenizer.
 
     Args:
         config: where from, and how.
@@ -70,6 +70,10 @@ def load_model(
         raise FcEvalError(
             f"load_model got {config!r}: expected a ModelConfig of fc_eval.models.config, "
             "such as ModelConfig.from_mapping({'name': 'mine', 'path': 'FOLDER_OR_GGUF'})"
+        )
+    if config.weights != "native":
+        raise FcEvalError(
+            f"load_model gives a checkpoint's own weights, not weights={config.weights}: use fc_eval.quantized.load"
         )
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
         raise FcEvalError(f"device={device} is not possible: torch sees no CUDA device here; use device=cpu")

@@ -24,6 +24,7 @@ from fc_eval.parallel.sites import find_decoder
 from fc_eval.parallel.split import Split, find_split
 from fc_eval.parallel.stand_in import StandIn
 from fc_eval.parallel.stats import CommStats, Counts, Tally, merged, on_cpu, summarize
+from fc_eval.weights.linear import W8A8Linear, activation_dtype
 
 # One layer's all-reduce: the partial sums [W, T, H] of a site to its values [T, H].
 Reduce = Callable[[Site, torch.Tensor], torch.Tensor]
@@ -163,7 +164,7 @@ class Attachment:
             traffic_of(arm.comms[site.name], self.world_size, 0, site.out_features, "bf16")  # W fits the comm's nodes
         for name, module in self._targets.items():
             if not module.weight.is_meta:  # where an offloaded layer runs is known when it is called
-                self._codec(codec, arm.comms[name], module.weight.dtype, module.weight.device)
+                self._codec(codec, arm.comms[name], activation_dtype(module), module.weight.device)
         return arm
 
     def _codec(self, name: str, comm: Comm, dtype: torch.dtype, device: torch.device) -> Codec:
@@ -188,8 +189,10 @@ class Attachment:
         """What stands in for the layers' own forwards."""
         full, size = self.split.plan == "full", self.world_size
         rows = [RowParallelForward(self._targets[s.name], s, size, self._reduce, contiguous=full) for s in self.sites]
-        columns = [ColumnParallelForward(plain_linear(model, name), name, size) for name in self.split.columns]
-        return [*rows, *columns, *between_columns_and_rows(model, self.split)]
+        columns = [(plain_linear(model, name), name) for name in self.split.columns]
+        # Sums of INT8 products are exact: a part of the rows gives the bits that the whole weight gives.
+        parts = [ColumnParallelForward(m, name, size) for m, name in columns if not isinstance(m, W8A8Linear)]
+        return [*rows, *parts, *between_columns_and_rows(model, self.split)]
 
     @contextmanager
     def _installed(self, model: nn.Module) -> Iterator[None]:
@@ -226,8 +229,8 @@ def plain_linear(model: nn.Module, name: str) -> nn.Linear:
     """The layer of that name, whose weight is or will be in memory in a dtype that can be communicated."""
     module = model.get_submodule(name)
     assert isinstance(module, nn.Linear)  # find_sites has made sure
-    if module.weight.dtype not in DTYPES.values():
-        raise FcEvalError(f"the weight of {name} is {module.weight.dtype}: expected {', '.join(DTYPES)}")
+    if (dtype := activation_dtype(module)) not in DTYPES.values():
+        raise FcEvalError(f"the weight of {name} is {dtype}: expected {', '.join(DTYPES)}")
     if module.weight.is_meta:
         # An offloaded weight is on the meta device until a hook of the module, or of one around it, brings it in.
         path = name.split(".")

@@ -4,7 +4,7 @@ Rank r of W holds columns [r * K/W, (r + 1) * K/W) of a row-parallel weight [H, 
 [T, K]; its partial sum [T, H] is rounded to the model's dtype, as a real rank's is before it is sent. The checkpoint's
 weights are sliced as views and never written.
 
-T tokens (all leading dimensions of the input), K input features, H output features, W ranks.
+T tokens (all leading dimensions of the input), K input features, H output features, W ranks, S = K / W.
 """
 
 from collections.abc import Callable
@@ -15,31 +15,37 @@ from torch import nn
 from fc_eval.codec.eager import eager
 from fc_eval.parallel.site import Site
 from fc_eval.parallel.stand_in import LinearStandIn
+from fc_eval.weights.int8 import Rows, product
+from fc_eval.weights.linear import W8A8Linear
 
 
 def partial_sums(
-    x_TK: torch.Tensor, weight_HK: torch.Tensor, world_size: int, contiguous: bool = False
+    x_TK: torch.Tensor, weight: torch.Tensor | Rows, world_size: int, contiguous: bool = False
 ) -> torch.Tensor:
     """The partial sums [W, T, H] of all ranks, each a matrix product of one slice, in the dtype of the input.
 
     Args:
         x_TK: the whole input.
-        weight_HK: the whole weight.
+        weight: the whole weight [H, K], in the dtype of the input or in INT8. In INT8 each rank quantizes its slice of
+            the input by itself, with the scale of that slice.
         world_size: W, which divides K.
         contiguous: each slice and each product in memory of its own, as in a real rank; a matrix product may depend on
             how its operands lie.
     """
     width = x_TK.shape[1] // world_size
+    weight_HK = weight.codes if isinstance(weight, Rows) else weight
     partials_WTH = x_TK.new_empty((world_size, x_TK.shape[0], weight_HK.shape[0]))
     for rank in range(world_size):
         columns = slice(rank * width, (rank + 1) * width)
-        x, weight = x_TK[:, columns], weight_HK[:, columns]
+        x_TS, weight_HS = x_TK[:, columns], weight_HK[:, columns]
+        if isinstance(weight, Rows):
+            partials_WTH[rank] = product(x_TS, Rows(weight_HS, weight.scale))
         # What nn.Linear computes without its bias.
-        if contiguous:  # clones, because a slice of a single row counts as contiguous where it lies
-            x, weight = (values.clone(memory_format=torch.contiguous_format) for values in (x, weight))
-            partials_WTH[rank] = torch.mm(x, weight.t())
+        elif contiguous:  # clones, because a slice of a single row counts as contiguous where it lies
+            x, w = (values.clone(memory_format=torch.contiguous_format) for values in (x_TS, weight_HS))
+            partials_WTH[rank] = torch.mm(x, w.t())
         else:  # written in place, which spares a copy of every partial
-            torch.mm(x, weight.t(), out=partials_WTH[rank])
+            torch.mm(x_TS, weight_HS.t(), out=partials_WTH[rank])
     return partials_WTH
 
 
@@ -79,7 +85,8 @@ class RowParallelForward(LinearStandIn):
         self.check_call(input)
         with torch.no_grad():
             x_TK = input.reshape(-1, self.site.in_features)
-            partials_WTH = partial_sums(x_TK, self.module.weight, self.world_size, self.contiguous)
+            weight = self.module.rows if isinstance(self.module, W8A8Linear) else self.module.weight
+            partials_WTH = partial_sums(x_TK, weight, self.world_size, self.contiguous)
             y_TH = self.reduce(self.site, partials_WTH)
             if self.module.bias is not None:
                 y_TH = y_TH + self.module.bias

@@ -65,6 +65,12 @@ def check_logits(model: nn.Module) -> torch.Tensor:
     return logits_TV
 
 
+def rounding_bound(layers: int, dtype: torch.dtype, widest: int) -> float:
+    """How far logits may be off, relative, when so many layers of at most `widest` inputs are rounded otherwise."""
+    roundings = layers * (widest if dtype == torch.float32 else 1)
+    return AMPLIFICATION * math.sqrt(roundings) * torch.finfo(dtype).eps / 2
+
+
 def compare(
     unsplit_TV: torch.Tensor, split_TV: torch.Tensor, split: Split, dtype: torch.dtype, slack: float = 1.0
 ) -> SelfCheck:
@@ -82,10 +88,8 @@ def compare(
     """
     if not bool(torch.isfinite(unsplit_TV).all()):
         raise FcEvalError("the model's own logits are not finite: check model.dtype (some models need bf16 or fp32)")
-    roundings = len(split.sites) + len(split.columns)
-    if dtype == torch.float32:
-        roundings *= max(site.in_features for site in split.sites)
-    bound = slack * AMPLIFICATION * math.sqrt(roundings) * torch.finfo(dtype).eps / 2
+    widest = max(site.in_features for site in split.sites)
+    bound = slack * rounding_bound(len(split.sites) + len(split.columns), dtype, widest)
     error = float((split_TV - unsplit_TV).norm() / unsplit_TV.norm())
     check = SelfCheck(error, bound, float((split_TV.argmax(-1) == unsplit_TV.argmax(-1)).float().mean()))
     if not error <= bound:

@@ -2,12 +2,14 @@
 
 Rank r of W keeps rows [r * N/W, (r + 1) * N/W) of a column-parallel weight [N, K] with the same part of the bias, and
 columns [r * K/W, (r + 1) * K/W) of a row-parallel weight [H, K] with the whole bias, which is added after the sum.
+Scales of INT8 weights are one for each output feature: they go with the rows, and stay where columns are split.
 """
 
 import torch
 from torch import nn
 
 from fc_eval.parallel.split import Split
+from fc_eval.weights.linear import SCALE
 
 
 def shard_(model: nn.Module, split: Split, rank: int) -> None:
@@ -18,6 +20,8 @@ def shard_(model: nn.Module, split: Split, rank: int) -> None:
         module.weight = _copy(module.weight[rows])
         if module.bias is not None:
             module.bias = _copy(module.bias[rows])
+        if hasattr(module, SCALE):
+            setattr(module, SCALE, getattr(module, SCALE)[rows].clone())
         module.out_features = rows.stop - rows.start
     for site in split.sites:
         module = _linear(model, site.name)

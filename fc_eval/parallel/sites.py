@@ -11,6 +11,7 @@ from torch import nn
 
 from fc_eval.errors import FcEvalError
 from fc_eval.parallel.site import Site
+from fc_eval.weights.linear import is_plain
 
 # Styles of one linear layer whose partial sums are all-reduced; they differ only in how the input reaches the ranks.
 ROW_PARALLEL = frozenset({"rowwise", "rowwise_split_input", "rowwise_rep"})
@@ -79,8 +80,8 @@ def _refuse_experts(decoder: nn.Module, plan: Mapping[str, str], prefix: str) ->
 
 
 def _check_linear(name: str, module: nn.Module) -> None:
-    # Quantized layers and weights come as subclasses of either; only the plain ones are known to split.
-    if type(module) is not nn.Linear or type(module.weight) is not nn.Parameter:
+    # Quantized layers and weights come as subclasses of either; only the plain ones and our own are known to split.
+    if not is_plain(module):
         kind = type(module) if type(module) is not nn.Linear else type(module.weight)
         raise FcEvalError(
             f"{name} is a {kind.__module__}.{kind.__name__}, not a plain nn.Linear: layers with quantized or wrapped "

@@ -15,6 +15,7 @@ from torch import nn
 from fc_eval.errors import FcEvalError, unknown
 from fc_eval.parallel.site import Site, check_world_size
 from fc_eval.parallel.sites import ROW_PARALLEL, decoder_prefix, find_decoder, find_sites, plan_targets, tp_plan
+from fc_eval.weights.linear import is_plain
 
 PLANS = ("full", "row_only")
 COLUMN_PARALLEL = frozenset({"colwise"})
@@ -80,7 +81,7 @@ def find_split(model: nn.Module, world_size: int, plan: str) -> Split:
 def _check_columns(model: nn.Module, name: str, world_size: int) -> None:
     """Makes sure that every rank gets whole heads, or the same number of features."""
     module = model.get_submodule(name)
-    if type(module) is not nn.Linear:
+    if not isinstance(module, nn.Linear) or not is_plain(module):
         raise FcEvalError(f"{name} is a {type(module).__name__}, not a plain nn.Linear: use plan=row_only")
     # An attention module knows the size of a head; a projection of an MLP has none around it.
     head_dim = getattr(model.get_submodule(name.rpartition(".")[0]), "head_dim", None) or 1

@@ -6,7 +6,9 @@ from typing import Any
 import torch
 from torch import nn
 
+import fc_eval.weights.linear
 from fc_eval.errors import FcEvalError
+from fc_eval.weights.linear import W8A8Linear, activation_dtype
 
 
 class StandIn:
@@ -86,7 +88,7 @@ class LinearStandIn(StandIn):
         Raises:
             FcEvalError: gradients are wanted, the dtypes differ, or the weight is not in memory.
         """
-        weight = self.module.weight
+        weight, dtype = self.module.weight, activation_dtype(self.module)
         if torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad):
             raise FcEvalError(
                 f"{self.name} was called with gradients enabled: the emulated all-reduce is for evaluation only; "
@@ -94,18 +96,19 @@ class LinearStandIn(StandIn):
             )
         if weight.is_meta:
             raise FcEvalError(f"the weight of {self.name} is not in memory (meta device): load it with its weights")
-        if input.dtype != weight.dtype or torch.is_autocast_enabled(input.device.type):
+        if input.dtype != dtype or torch.is_autocast_enabled(input.device.type):
             raise FcEvalError(
-                f"{self.name} got {input.dtype} for its {weight.dtype} weight, or runs under autocast: "
+                f"{self.name} got {input.dtype} for its {dtype} weight, or runs under autocast: "
                 "load the whole model in one dtype, and evaluate without autocast"
             )
 
 
 def _check_own(module: nn.Linear, found: Any, name: str) -> None:
-    """Makes sure that what is replaced is nn.Linear's own forward: anything else would be passed over in silence."""
+    """Makes sure that what is replaced is the layer's own forward: anything else would be passed over in silence."""
     function = getattr(found, "__func__", None)
-    # A function of torch's own file, since someone may have patched the class as well.
-    patched = function is not nn.Linear.forward or function.__globals__ is not vars(nn.modules.linear)
+    # A function of the class's own file, since someone may have patched the class as well.
+    files = {nn.Linear: vars(nn.modules.linear), W8A8Linear: vars(fc_eval.weights.linear)}
+    patched = function is not type(module).forward or function.__globals__ is not files.get(type(module))
     if patched or found.__self__ is not module:
         what = getattr(found, "__qualname__", type(found).__qualname__)
         raise FcEvalError(

@@ -19,6 +19,8 @@ from fc_eval.wire.format import WIRE_VERSION
 SETTLED_S = 2.0
 # A file below this size is hashed each time: that takes a fraction of a second, and nothing has to be trusted.
 REMEMBERED_BYTES = 64 * 2**20
+# What a line on the text that smoothing looks at begins with, among those on the contents of a model.
+CALIBRATION = "calibration "
 # Packages whose version can change a number.
 PACKAGES = ("fc-eval", "torch", "transformers", "tokenizers", "accelerate", "lm_eval", "datasets", "gguf", "numpy")
 

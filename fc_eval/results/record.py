@@ -28,7 +28,7 @@ class Arm:
 
     Attributes:
         model: name of the model preset.
-        weights: 'native', or how weights were quantized.
+        weights: 'native', or how weights were quantized ('W8A8 (alpha 0.85)').
         dtype: 'bf16', 'fp16' or 'fp32', that of the partial sums.
         comm: name of the comm preset; `comm_full` its full name, `label` the one for tables.
         algorithm: such as 'two_step'.
@@ -57,6 +57,11 @@ class Arm:
     exec: str
     codec: str
     reducer: str | None
+
+    @property
+    def stored(self) -> str:
+        """'native' or 'w8a8': how the weights are stored, without what the label says of smoothing."""
+        return self.weights.split(" ")[0].lower()
 
 
 @dataclass(frozen=True)
