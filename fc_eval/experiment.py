@@ -99,6 +99,12 @@ class Experiment:
         return tuple(self.sweep.get("policy", (self.run.get("policy", UNIFORM),)))
 
     @property
+    def weights(self) -> str | None:
+        """How it stores the model's weights; None where that is left to the command line."""
+        weights = self.run.get("model.weights")
+        return None if weights is None else str(weights)
+
+    @property
     def evals(self) -> tuple[str, ...]:
         """Names of its evaluations, groups of them resolved."""
         chosen = self.run["eval"]
@@ -107,12 +113,14 @@ class Experiment:
     def overrides(self, given: frozenset[str] = frozenset()) -> Iterator[tuple[str, tuple[Any, ...]]]:
         """Keys and values in front of a command line's; a key that this gives, and those below it, are left to it.
 
+        A model that is chosen by name leaves the experiment its keys below `model`: how weights are stored.
+
         Args:
             given: keys that the command line gives.
         """
         for key, values in {**{key: (value,) for key, value in self.run.items()}, **self.sweep}.items():
             bare = key.lstrip("+")
-            if not any(bare == other or bare.startswith(f"{other}.") for other in given):
+            if not any(bare == other or (bare.startswith(f"{other}.") and other != "model") for other in given):
                 yield key, values
 
 

@@ -46,6 +46,7 @@ class Run:
     divergence: bool = False
     tp: int = 4
     model: str = "smollm2"
+    weights: str = "native"
     dtype: str = "bf16"
     partial: bool = True
     device: str = "cpu"
@@ -66,7 +67,9 @@ class Run:
 
     def arm_of(self, base: "Run", **changes: object) -> "Run":
         """This run as an arm of `base`, with its samples and protocol."""
-        same = {k: getattr(base, k) for k in ("windows", "texts", "tp", "model", "dtype", "partial", "clusters")}
+        same = {
+            k: getattr(base, k) for k in ("windows", "texts", "tp", "model", "weights", "dtype", "partial", "clusters")
+        }
         return replace(self, base=base.fingerprint, **(same | changes))
 
 
@@ -219,7 +222,7 @@ def _result(run: Run, results: dict, evals: dict, protocol: dict) -> dict[str, o
         "baseline_fingerprint": run.base,
         "arm": {
             "model": run.model,
-            "weights": "native",
+            "weights": run.weights,
             "dtype": run.dtype,
             "comm": run.comm,
             "comm_full": f"two_step:{run.reduce}/{run.gather}" if run.reduce else run.comm,

@@ -262,3 +262,18 @@ def test_a_pair_shows_on_the_screen_what_it_shows_in_a_report(tmp_path):
         row = next(line for line in screen.splitlines() if line.startswith(d.label) and f"  {d.metric} " in line)
         for text in (delta_text(d), interval_text(d), value_text(d.value, d.metric)):
             assert text in row
+
+
+def test_runs_may_differ_in_their_weights_alone(tmp_path):
+    base = Run()
+    b, same, other = written(
+        tmp_path,
+        base,
+        replace(base, weights="W8A8 (alpha 0.85)", shift=0.01),
+        replace(quantized(base, "int4", 4.25, 0.02), weights="W8A8 (alpha 0.85)"),
+    )
+    d = one(compare_runs(same, b), "wikitext2", "perplexity")
+    assert d.ln_ratio == pytest.approx(0.01, rel=1e-9)  # rel: a difference of sums about 300 times larger
+    assert "bf16 W8A8 (alpha 0.85) tp=4" in render_comparison(b, same)
+    with pytest.raises(FcEvalError, match=r"differ in weights \(W8A8 \(alpha 0\.85\) and native\): compare runs that"):
+        compare_runs(other, b)

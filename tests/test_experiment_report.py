@@ -185,3 +185,17 @@ def test_other_systems_stand_beside_the_best_of_ours_at_equal_cost(tmp_path):
     assert [row[0] for row in rows] == ["INT8 g128", "INT4 g128"]
     # Of ours, INT8 g32 costs 9 bits and INT4 g32 costs 5: one fits below 8.25, none below 4.25.
     assert [row[4] for row in rows] == [row[8] for row in rows] == ["INT4 g32", "none of these"]
+
+
+def test_an_experiment_with_weights_of_its_own_has_runs_with_these_alone(tmp_path):
+    base = Run(texts=("c4",))
+    native = groups_of(tmp_path / "native", base, quantized(base, "int4", 4.25, 0.02))
+    base = replace(base, weights="W8A8 (alpha 0.85)")
+    w8a8 = groups_of(tmp_path / "w8a8", base, quantized(base, "int4", 4.25, 0.02))
+    found = experiment("flash_w8a8_perplexity")
+    assert found.weights == "w8a8"
+    assert experiment_section(found, native) is None
+    section = experiment_section(found, [*native, *w8a8])
+    assert [part.title for part in section.parts] == ["smollm2, bf16, W8A8 (alpha 0.85) weights, tp=4, cpu"]
+    # An experiment that leaves weights to the command line has both.
+    assert len(experiment_section(experiment("flash_c4_perplexity"), [*native, *w8a8]).parts) == 2

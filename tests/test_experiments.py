@@ -21,6 +21,7 @@ from fc_eval.presets import options, preset
 NAMES = options("experiment")
 LARGE = ("llama3_8b", "llama3_70b")
 TINY = ["model=tiny", "tp=2", "eval=text", "eval.limit=1", "eval.runs.text.window_tokens=32", "threads=1", "device=cpu"]
+TINY += ["model.calibration.text=text", "model.calibration.sequences=2"]  # of those with W8A8 weights
 
 
 def run_cli(capsys, *arguments: str) -> tuple[int, str, str]:

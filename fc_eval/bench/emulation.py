@@ -29,10 +29,13 @@ from fc_eval.bench.table import Row, merge_csv, text_table
 from fc_eval.codec.base import DTYPES
 from fc_eval.errors import FcEvalError, unknown
 from fc_eval.hydra_app import compose_one
+from fc_eval.models.config import WEIGHTS
 from fc_eval.models.half_products import half_products
-from fc_eval.models.load import load_model
 from fc_eval.models.tiny import tiny_model
 from fc_eval.parallel.emulate import communicate
+from fc_eval.parallel.sites import find_decoder
+from fc_eval.quantized import load
+from fc_eval.weights.linear import quantize_
 
 COLUMNS = (
     *("device", "model", "dtype", "comm", "tp", "codec", "seconds", "seconds_plain", "ratio", "tokens", "repeats"),
@@ -50,6 +53,7 @@ class EmulationBenchOptions:
     shape: str | None = field(default=None, metadata={"help": "instead of model: layer shapes, random weights"})
     layers: int = field(default=2, metadata={"help": "decoder layers, with shape"})
     dtype: str = field(default="bf16", metadata={"help": "with shape: bf16, fp16 or fp32"})
+    weights: str = field(default="native", metadata={"help": "native, or w8a8 (not smoothed: time is the same)"})
     comm: tuple[str, ...] = field(default=("int4",), metadata={"help": "comms, as in `fc-eval run comm=`"})
     tp: tuple[int, ...] = field(default=(4,), metadata={"help": "W, emulated ranks"})
     codec: tuple[str, ...] = field(default=("auto",), metadata={"help": "auto, reference, cpu or cuda"})
@@ -62,6 +66,8 @@ class EmulationBenchOptions:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise unknown("dtype", self.dtype, DTYPES)
+        if self.weights not in WEIGHTS:
+            raise unknown("weights", self.weights, WEIGHTS)
         for name in ("layers", "tokens", "repeats"):
             if getattr(self, name) < 1:
                 raise FcEvalError(f"{name}={getattr(self, name)} is not possible: expected 1 or more")
@@ -99,16 +105,20 @@ def bench_emulation(options: EmulationBenchOptions, command: str) -> int:
 
 def _model(options: EmulationBenchOptions) -> tuple[PreTrainedModel, str, str]:
     """The model on its device, its name and its dtype for the table."""
+    label = "" if options.weights == "native" else f", {options.weights} weights"
     if options.shape is None:
-        overrides = [f"model={options.model}"] + ([f"model.path={options.path}"] if options.path else [])
-        config = compose_one(overrides).model
-        return load_model(config, options.device).model, options.model, config.dtype
+        overrides = [f"model={options.model}", f"model.weights={options.weights}", "model.smoothing=null"]
+        config = compose_one([*overrides, *([f"model.path={options.path}"] if options.path else [])]).model
+        return load(config, options.device).model, f"{options.model}{label}", config.dtype
     shape = compose_one([f"model={options.shape}"]).model.shape
     if shape is None:
         raise FcEvalError(f"shape={options.shape} is not possible: conf/model/{options.shape}.yaml lists no sizes")
     model = tiny_model(replace(shape, layers=options.layers), dtype=DTYPES[options.dtype])
-    name = f"{options.shape} shape ({options.layers} layers, random weights)"
-    return model.to(options.device), name, options.dtype
+    name = f"{options.shape} shape ({options.layers} layers, random weights{label})"
+    model = model.to(options.device)
+    if options.weights == "w8a8":
+        quantize_(find_decoder(model))
+    return model, name, options.dtype
 
 
 def _alternate(

@@ -66,7 +66,7 @@ def read_losses(
         FcEvalError: a folder that is missing, or an evaluation that these runs do not have.
     """
     records, _ = load_runs(folders)
-    of_model = [r for r in records if (r.arm.model, r.arm.tp, r.arm.weights) == (model, world_size, RECORDED[weights])]
+    of_model = [r for r in records if (r.arm.model, r.arm.tp, r.arm.stored) == (model, world_size, RECORDED[weights])]
     found = [(group, _pairs(group)) for group in group_pairs(pair_runs(of_model))]
     if not found:
         return None

@@ -102,7 +102,8 @@ def _members(found: Experiment, group: Group) -> Group | None:
     kept = [
         _restricted(pair, known)
         for pair in group.pairs
-        if pair.record.is_baseline or (_comm(pair.record) in found.comms and pair.record.arm.policy in found.policies)
+        if (pair.record.is_baseline or (_comm(pair.record) in found.comms and pair.record.arm.policy in found.policies))
+        and found.weights in (None, pair.record.arm.stored)
     ]
     kept = [pair for pair in kept if pair.record.evals]
     if not any(not pair.record.is_baseline for pair in kept):

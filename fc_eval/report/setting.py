@@ -8,6 +8,7 @@ from fc_eval.results.record import RunRecord
 # Of a recorded configuration: what differs between the arms of one baseline, and what changes no number.
 _OF_ARMS = frozenset({"comm", "policy", "policy_name", "codec", "reducer", "divergence"})
 _NO_NUMBERS = frozenset({"path", "data_root", "processes", "published", "note"})
+_OF_SMOOTHING = ("model.smoothing", "model.calibration.")
 # Of an environment: what is no version of a package.
 _MACHINE = frozenset({"device", "device_name", "platform", "threads"})
 
@@ -24,6 +25,8 @@ def setting(record: RunRecord) -> Setting:
     found = {"model": arm.model, "weights": arm.weights, "dtype": arm.dtype, "tp": str(arm.tp)}
     found |= {"device": record.device_type, "evaluations": " ".join(record.evals)}
     found |= dict(_flat(tree if isinstance(tree, Mapping) else {}))
+    if arm.weights == "native":  # nothing was smoothed, whatever the settings of smoothing are
+        found = {key: value for key, value in found.items() if not key.startswith(_OF_SMOOTHING)}
     found["contents of the model's files"] = plain(record.config.get("model_files"))
     for name, info in record.evals.items():
         found |= {f"{name} samples": str(info.samples), f"{name} text": info.label}

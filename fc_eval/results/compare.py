@@ -1,10 +1,11 @@
 """Which two runs may be compared, and their comparison: `compare_runs`, `pair_runs`, `render_comparison`."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fc_eval.errors import FcEvalError
 from fc_eval.results.delta import Delta, against_itself, alone, of_questions, of_windows
+from fc_eval.results.fingerprint import CALIBRATION
 from fc_eval.results.record import RunRecord
 from fc_eval.results.text import delta_text, flips_text, interval_text, p_text, text_table, value_text
 
@@ -128,11 +129,14 @@ def render_comparison(base: RunRecord, run: RunRecord) -> str:
 def _describe(run: RunRecord) -> str:
     arm, bits = run.arm, run.wire_number("effective_bits")
     how = f"{arm.exec}, codec {arm.codec}" + (f", reducer {arm.reducer}" if arm.reducer else "")
-    return f"{run.path.name}: {arm.model} {arm.dtype} tp={arm.tp}, {arm.label}, {bits:.2f} bits ({how})"
+    weights = "" if arm.weights == "native" else f" {arm.weights}"
+    return f"{run.path.name}: {arm.model} {arm.dtype}{weights} tp={arm.tp}, {arm.label}, {bits:.2f} bits ({how})"
 
 
 def _same_setting(a: RunRecord, b: RunRecord) -> None:
-    facts = [(key, getattr(a.arm, key), getattr(b.arm, key)) for key in ("model", "weights", "dtype", "tp")]
+    facts = [(key, getattr(a.arm, key), getattr(b.arm, key)) for key in ("model", "dtype", "tp")]
+    if (a.arm.comm_full, a.arm.policy) != (b.arm.comm_full, b.arm.policy):  # one difference at a time
+        facts.append(("weights", a.arm.weights, b.arm.weights))
     facts += _model_facts(a, b)
     facts.append(("device type", a.device_type, b.device_type))
     facts.append(("batch size (tasks, windows)", a.batch_size, b.batch_size))
@@ -146,7 +150,7 @@ def _same_setting(a: RunRecord, b: RunRecord) -> None:
     if different:
         raise FcEvalError(
             f"{a.path.name} and {b.path.name} cannot be compared, they differ in {', '.join(different)}: "
-            "compare runs that differ only in communication"
+            "compare runs that differ only in communication, or only in how weights are stored"
         )
     if not common:
         raise FcEvalError(
@@ -164,7 +168,7 @@ def _model_facts(a: RunRecord, b: RunRecord) -> list[tuple[str, object, object]]
     ]
     our_files, their_files = (run.config.get("model_files") for run in (a, b))
     if our_files is not None and their_files is not None:
-        facts.append(("contents of the model's files", our_files, their_files))
+        facts.append(("contents of the model's files", _own_files(our_files), _own_files(their_files)))
     return facts
 
 
@@ -176,6 +180,11 @@ def _difference(what: str, x: object, y: object) -> str:
     if key in CHECKED:
         return f"{CHECKED[key]} of {what.removeprefix('protocol of ').removesuffix(f': {key}')}"
     return f"{what} ({_short(x)} and {_short(y)})"
+
+
+def _own_files(lines: Sequence[str]) -> list[str]:
+    """Those of the checkpoint, without the text that smoothing looks at, which belongs to how weights are stored."""
+    return [line for line in lines if not str(line).startswith(CALIBRATION)]
 
 
 def _short(value: object) -> str:
