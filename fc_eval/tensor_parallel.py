@@ -279,7 +279,7 @@ def _sampled(model: PreTrainedModel) -> str:
     digest = hashlib.sha256()
     for value in model.parameters():
         flat = value.detach().reshape(-1)
-        digest.update(flat[:: max(1, len(flat) // SAMPLED)].float().numpy().tobytes())
+        digest.update(flat[:: max(1, len(flat) // SAMPLED)].float().cpu().numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
