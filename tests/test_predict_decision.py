@@ -89,7 +89,7 @@ def test_notes_say_what_is_uneven_and_what_does_not_fit():
     notes = " ".join(leaflet.notes)
     assert "tp=6 does not divide the 64 heads: the busiest rank, with 11 of them" in notes
     assert "launching its kernels" not in notes
-    small, _ = decide(PredictOptions(gpu="h200", model="smollm2", tp=3))
+    small, _ = decide(PredictOptions(gpu="h200", model="smollm2", tp=3, batch=1))
     assert any("launching its kernels, which the model leaves out" in note for note in small.notes)
     assert re.search(r"weights of one rank take \d+ GB, more than the 24 GB of L4", notes)
 

@@ -175,8 +175,8 @@ def _notes(
     layer_s = unquantized_s / shape.layers
     if layer_s < LAUNCHES_S:
         notes.append(
-            f"A layer is predicted to take {1e3 * layer_s:.2f} ms: launching its kernels, which the model leaves out, may "
-            "take as long unless a graph holds them."
+            f"A layer is predicted to take {1e3 * layer_s:.2f} ms: launching its kernels, which the model leaves out, "
+            "may take as long unless a graph holds them."
         )
     needed, there = weight_bytes(prefill) / 1e9, where.gpu.memory_gb
     if there is not None and needed > there:
