@@ -1,6 +1,7 @@
 """The golden vectors that are checked in: the reference still gives them, and so does the oracle."""
 
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -96,3 +97,4 @@ def test_oracle_gives_them_and_the_script_overwrites_nothing(tmp_path, monkeypat
     np.savez_compressed(copy, **altered)
     assert "1 added, 0 changed" in script()[1]
     assert not golden.differences(golden.load(copy), VECTORS)
+    assert subprocess.run([sys.executable, SCRIPT, "--help"], capture_output=True).returncode == 0  # as users start it
