@@ -30,6 +30,7 @@ CASES = [
     *itertools.product(SHAPES, ["llama"], ["float32"], ["sdpa", "eager"]),
     (7, "gemma3_text", "float32", "eager"),
     (5, "gemma2", "float32", "eager"),  # a tanh caps its scores
+    (7, "hrm_text", "float32", "sdpa"),  # a sigmoid of its own code between two layers
     (7, "qwen2", "float16", "eager"),
     (3, "qwen3", "bfloat16", "sdpa"),
 ]
