@@ -22,7 +22,7 @@ test test-oldest: export OMP_NUM_THREADS ?= 1
 
 # The oldest transformers that is supported, in an environment that has all the rest from the first one.
 OLDEST := $(VENV)-oldest
-MODEL_TESTS := $(addprefix tests/test_,tp_smollm2.py tp_models.py sites.py forward.py models.py perplexity.py)
+MODEL_TESTS := $(addprefix tests/test_,tp_smollm2.py tp_models.py rank_by_rank.py sites.py forward.py models.py perplexity.py)
 # The default model in one of its splits: how it is read and what its plan says is all that differs between versions.
 ONE_SPLIT := -k 'not over_real_ranks or 3-full'
 
