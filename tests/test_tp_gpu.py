@@ -25,7 +25,7 @@ from fc_eval.models.config import ModelConfig, Shape, TinySpec
 
 pytestmark = pytest.mark.gpu
 # Every algorithm that two ranks can run, in formats that the CUDA codec covers and in some that it may not.
-NAMES = [name for name, _ in COMMS if "@3" not in name]
+NAMES = [name for name, _ in COMMS if "@3" not in name and "-had" not in name]
 # Sharded products are large enough for the kernels that real models meet: 16 heads, 8 key/value heads.
 SHAPE = Shape(layers=3, hidden=1024, intermediate=2816, heads=16, kv_heads=8)
 ARMS = ["fp32_ordered", "int4", "one_step:int6-g32", "int4_int8"]
@@ -58,7 +58,11 @@ def test_both_reducers_equal_the_emulator(two_gpus, codec):
         for answer in found:
             for reducer in ("torch", "gathered"):
                 what = (name, tuple(partials.shape), partials.dtype, reducer)
-                assert codes_of(answer[reducer]) == codes_of(expected.values), what
+                if name == "plain":  # a GPU's own NaN has other bits than a CPU's
+                    assert torch.equal(answer[reducer].isnan(), expected.values.isnan()), what
+                    assert torch.equal(answer[reducer].nan_to_num(0), expected.values.nan_to_num(0)), what
+                else:
+                    assert codes_of(answer[reducer]) == codes_of(expected.values), what
             if name != "plain":  # how it travels is the framework's matter
                 assert answer["by_stage"] == answer["promised"], name
                 assert answer["sent"] == sum(answer["promised"].values())
@@ -101,6 +105,6 @@ def test_a_run_over_two_gpus_records_what_the_emulator_records(tmp_path):
         done = subprocess.run(child_command(folder), capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
     one, two = (json.loads((folder.path / "result.json").read_text()) for folder in folders)
-    assert one["arm"] == two["arm"] | {"exec": "tp", "reducer": "torch"}
+    assert one["arm"] == two["arm"] | {"exec": "tp", "reducer": "fused"}
     for key in ("results", "wire", "calls"):
         assert one[key] == two[key], key
