@@ -8,7 +8,7 @@
 # 2. runs the tests marked gpu of the fused kernel with both: virtual ranks, processes that share a GPU, 2 to 8 GPUs
 # 3. runs `fc-eval bench allreduce`: virtual ranks at W = 2, 4, 8, processes, and between as many GPUs as there are, also
 #    through memory of the host (staged)
-# Everything said goes to FOLDER/check.txt, measurements to FOLDER/allreduce.csv.
+# Everything said goes to FOLDER/check.txt, measurements to FOLDER/allreduce.csv, a page of them to FOLDER/allreduce.md.
 # Exit status: 0 all went well, 1 something failed, 2 there is nothing to run it with.
 # BUILT names a folder with both builds made elsewhere, fused_debug and fused_release, which are then taken as they are.
 # SOURCE says of which commit a tree is that is not in git.

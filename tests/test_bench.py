@@ -153,6 +153,11 @@ MISTAKES = {
     "half a row between ranks": (["allreduce", "kib=12"], "kib=12 is not possible: expected a multiple of 8"),
     "nothing quantized": (["allreduce", "formats=int4,plain"], "plain does not quantize"),
     "virtual": (["allreduce", "virtual=yes"], "unknown virtual 'yes'"),
+    "drawn and measured": (
+        ["allreduce", "plot=a.csv", "kib=64", "ranks=4"],
+        "plot=a.csv measures nothing: leave out ranks, kib",
+    ),
+    "nothing to draw": (["allreduce", "plot=none.csv"], "none.csv: No such file or directory"),
 }
 
 

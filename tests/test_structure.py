@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from fc_eval.errors import FcEvalError
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "fc_eval"
 LINE_LIMIT = 300
@@ -111,15 +113,11 @@ def test_native_build_flags_forbid_contraction():
     assert "fast-math" not in text.replace("no fast-math", "").replace("never fast-math", "")
 
 
-def test_readme_table_is_what_its_records_say(monkeypatch):
-    sys.path.insert(0, str(ROOT / "scripts"))
-    try:
-        from readme_table import MARKERS, with_table
-    finally:
-        sys.path.pop(0)
+def test_readme_tables_are_what_their_sources_say(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    from readme_table import with_tables
+
     text = (ROOT / "README.md").read_text()
-    found = MARKERS.search(text)
-    assert found is not None
-    runs, _, tp = found.group("source").partition(" tp=")
-    monkeypatch.chdir(ROOT)
-    assert with_table(text, Path(runs), int(tp)) == text
+    assert with_tables(text, ROOT) == text
+    with pytest.raises(FcEvalError, match="the tables first: expected each of first, allreduce once"):
+        with_tables(text.replace("<!-- /allreduce-table -->", ""), ROOT)

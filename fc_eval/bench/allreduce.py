@@ -1,6 +1,7 @@
 """How fast the fused all-reduce is, beside NCCL and PyTorch's symmetric-memory two-shot in the same processes.
 
     fc-eval bench allreduce [ranks=2] [virtual=true] [transport=staged] [formats=int4,int4_int8] [kib=1024] [blocks=0]
+    fc-eval bench allreduce plot=FILE.csv     draws the page of such a file again; measures nothing, needs no GPU
 
 One process per rank, each with a GPU (several share one where there are too few; NCCL then has no rows), or with
 virtual=true all ranks in one launch on one GPU, which shows what the kernel's instructions cost, not a link.
@@ -13,18 +14,21 @@ wire_bytes over the time and the bandwidth of a plain copy of the same run, from
 staged, to the host (empty where ranks share a GPU). `sqnr_db` is the signal over the quantization noise, against the
 sum of the partial sums in fp64.
 
-Writes the CSV file (rows of other devices, links and comms stay) and beside it the printed table with hardware,
-versions and the command.
+Writes the CSV file (rows of other devices, links and comms stay), and beside it the printed table with hardware,
+versions and the command, and a page of all rows with plots: times beside NCCL, from which message size on each comm is
+ahead, shares of the link.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from fc_eval.bench.allreduce_page import write_page
+from fc_eval.bench.allreduce_rows import COLUMNS, FUSED, KEY, NCCL, TWO_SHOT, record_name
 from fc_eval.bench.bytes import SMALL_SHAPES, awkward_values
 from fc_eval.bench.circle import Circle, in_circle
 from fc_eval.bench.machine import device_name, provenance
@@ -39,12 +43,6 @@ from fc_eval.collective.communicator import TRANSPORTS
 from fc_eval.collective.traffic import traffic_of
 from fc_eval.errors import FcEvalError, unknown
 
-COLUMNS = (
-    *("device", "link", "world_size", "implementation", "algorithm", "format", "group_size", "size_bytes", "blocks"),
-    *("time_us", "algbw_gbps", "busbw_gbps", "wire_bytes", "link_fraction", "ratio_to_nccl", "sqnr_db"),
-    *("bytes_checked", "ranks_equal"),
-)
-KEY = COLUMNS[:9]
 PRINTED = COLUMNS[3:]
 HIDDEN = 4096
 COPY_BYTES = 256 << 20
@@ -66,8 +64,12 @@ class AllReduceBenchOptions:
     blocks: tuple[int, ...] = field(default=(0,), metadata={"help": "thread blocks per rank; 0: the default"})
     dtype: str = field(default="bf16", metadata={"help": "bf16, fp16 or fp32"})
     out: Path = field(default=Path("bench/allreduce.csv"), metadata={"help": "CSV file"})
+    plot: Path | None = field(default=None, metadata={"help": "a CSV file whose page is drawn again, nothing measured"})
 
     def __post_init__(self) -> None:
+        given = [each.name for each in fields(self) if getattr(self, each.name) != each.default and each.name != "plot"]
+        if self.plot is not None and given:
+            raise FcEvalError(f"plot={self.plot} measures nothing: leave out {', '.join(given)}")
         if self.dtype not in DTYPES:
             raise unknown("dtype", self.dtype, DTYPES)
         if self.virtual not in ("true", "false"):
@@ -89,17 +91,20 @@ def bench_all_reduce(options: AllReduceBenchOptions, command: str) -> int:
     """Checks, times, prints and writes.
 
     Raises:
-        FcEvalError: no GPU, no peer access, a comm that the kernel does not cover, or bytes that differ.
+        FcEvalError: no GPU, no peer access, a comm that the kernel does not cover, or bytes that differ; with `plot`, a
+            file that this bench did not write.
     """
+    if options.plot is not None:
+        print(f"written: {write_page(options.plot)}")
+        return 0
     rows: list[Row] = in_circle(options.ranks, options.virtual == "true", options.transport, measure, options)
     table = text_table(PRINTED, rows)
     print(table, flush=True)
     merge_csv(options.out, COLUMNS, KEY, rows)
-    link = rows[0]["link"].replace(", ", "_").replace(" ", "_")
-    record = options.out.with_name(f"{options.out.stem}_{link}_w{options.ranks}.txt")
+    record = options.out.with_name(record_name(options.out.stem, rows[0]["link"], options.ranks))
     device = torch.device("cuda", torch.cuda.current_device())
     record.write_text(f"{provenance(device)}\n\n$ {command}\n{table}\n")
-    print(f"written: {options.out}, {record}")
+    print(f"written: {options.out}, {record}, {write_page(options.out)}")
     return 0
 
 
@@ -118,7 +123,7 @@ def measure(circle: Circle, options: AllReduceBenchOptions) -> list[Row]:
         nccl_us = None
         for name, calls in _others(circle, sources).items():
             time_us = circle.median_us(calls)
-            nccl_us = time_us if name == "nccl" else nccl_us
+            nccl_us = time_us if name == NCCL else nccl_us
             rows.append(row(name, "", None, "", time_us, nccl_us))
         for comm in comms:
             traffic = traffic_of(comm, circle.world_size, tokens, HIDDEN, DTYPE_NAMES[dtype])
@@ -133,7 +138,7 @@ def measure(circle: Circle, options: AllReduceBenchOptions) -> list[Row]:
                     continue
                 time_us = circle.median_us([_into(circle, comm, source, blocks) for source in sources])
                 _compare(circle, comm, sources[0], everyones, "the timed values, afterwards", blocks)
-                found = row("fused", comm.algorithm, comm, str(blocks), time_us, nccl_us, traffic.wire_bytes_per_rank)
+                found = row(FUSED, comm.algorithm, comm, str(blocks), time_us, nccl_us, traffic.wire_bytes_per_rank)
                 rows.append(found | checked)
     return rows
 
@@ -226,7 +231,7 @@ def _others(circle: Circle, sources: list[torch.Tensor]) -> dict[str, list[Calla
     group = circle.ranks.group
     targets = [source.clone() for source in sources]
     found: dict[str, list[Callable[[], object]]] = {
-        "nccl": [partial(dist.all_reduce, target, group=group) for target in targets]
+        NCCL: [partial(dist.all_reduce, target, group=group) for target in targets]
     }
     try:
         from torch.distributed import _symmetric_memory as symmetric
@@ -243,7 +248,7 @@ def _others(circle: Circle, sources: list[torch.Tensor]) -> dict[str, list[Calla
             print(f"no row for symmetric memory: {reasons[0]}", flush=True)
     elif sources[0].dtype != torch.float16:
         two_shot = torch.ops.symm_mem.two_shot_all_reduce_
-        found["symm_mem_two_shot"] = [partial(two_shot, tensor, "sum", group.group_name) for tensor in shared]
+        found[TWO_SHOT] = [partial(two_shot, tensor, "sum", group.group_name) for tensor in shared]
     return found
 
 
