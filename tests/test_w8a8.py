@@ -11,6 +11,7 @@ from fc_eval.errors import FcEvalError
 from fc_eval.models.tiny import tiny_model
 from fc_eval.parallel.emulate import communicate
 from fc_eval.parallel.sites import find_decoder
+from fc_eval.weights import int8
 from fc_eval.weights.int8 import EXACT_IN_FP32, MAX_FEATURES, codes_of_rows, int_product, product, quantize_rows
 from fc_eval.weights.linear import W8A8Linear, keep_scales_, linears, quantize_
 
@@ -82,6 +83,15 @@ def test_sums_are_exact_even_where_they_are_largest(features):
 def test_bounds_of_exactness_are_the_largest_ones():
     assert EXACT_IN_FP32 * 127**2 <= 2**24 < (EXACT_IN_FP32 + 1) * 127**2
     assert MAX_FEATURES * 127**2 <= 2**31 - 1 < (MAX_FEATURES + 1) * 127**2
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (16, 24, 40), (17, 21, 13), (40, 100, 3)])
+def test_what_is_padded_for_the_int8_product_of_a_gpu_is_cut_off_again(shape):
+    tokens, features, outputs = shape
+    generator = torch.Generator().manual_seed(tokens)
+    # Up to 60, because a CPU without VNNI adds pairs in 16 bits: 2 * (60 + 128) * 60 fits.
+    a, b = (torch.randint(-60, 61, (n, features), generator=generator, dtype=torch.int8) for n in (tokens, outputs))
+    assert torch.equal(int8._int_mm(a, b).long(), a.long() @ b.long().t())
 
 
 @pytest.mark.gpu
