@@ -2,6 +2,7 @@
 
     fc-eval calibrate [out=hardware.yaml]                          measures this machine's GPUs (device=cpu: its CPU)
     fc-eval calibrate rows=bench/ttft.csv gpu=h200 [link=nvlink] [out=fitted.yaml]
+    fc-eval calibrate rows=reports/fused/allreduce.csv gpu=h200    of single all-reduces: the link and the codec alone
 
 Measured: a bf16 and an INT8 product of an MLP's size, causal attention, a copy in memory, the codec of this
 installation, and with two GPUs or more a copy from each to the next one and NCCL's all-reduce, small and large. These
@@ -21,9 +22,10 @@ import yaml
 
 from fc_eval.bench.options import describe_options, read_options
 from fc_eval.errors import FcEvalError, os_error, unknown
+from fc_eval.predict.calls import Call, read_calls
 from fc_eval.predict.fit import Fit, fit
 from fc_eval.predict.machine import GROUP, Fitted, Gpu, Machine, machine
-from fc_eval.predict.rows import read_rows
+from fc_eval.predict.rows import Row, read_rows
 from fc_eval.presets import preset
 from fc_eval.results.text import text_table
 from fc_eval.wire.format import parse_format
@@ -97,24 +99,35 @@ def write_hardware(path: Path, row: Gpu, comment: str) -> None:
 
 def _fitted(options: CalibrateOptions, path: Path) -> tuple[str, Gpu]:
     start = machine(options.gpu, options.link)
-    own = [row for row in read_rows(path) if row.is_of(start.gpu, start.link.name)]
+    own = [row for row in _read(path) if row.is_of(start.gpu, start.link.name)]
     if not own:
         raise FcEvalError(
-            f"{path} has no row of {start.label}: measure some with `fc-eval bench ttft`, or name another gpu"
+            f"{path} has no row of {start.label}: measure some with `fc-eval bench ttft`, or name another one"
         )
     found = fit(own, start, options.free)
-    return fit_text(found, start), fitted_gpu(found)
+    what = "all-reduces" if isinstance(own[0], Call) else "prefills"
+    return fit_text(found, start, what), fitted_gpu(found, what)
 
 
-def fitted_gpu(found: Fit) -> Gpu:
+def _read(path: Path) -> Sequence[Row | Call]:
+    """Rows of `bench ttft`, or of `bench allreduce` by its columns."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            of_calls = "implementation" in file.readline().split(",")
+    except OSError as error:
+        raise os_error(error, path) from None
+    return read_calls(path) if of_calls else read_rows(path)
+
+
+def fitted_gpu(found: Fit, what: str) -> Gpu:
     """The machine of a fit as one row: its GPU, its link, the parameters of both, and what the fit says of itself."""
     where = found.machine
     link = {"name": where.link.name, "gb_per_s": where.link.gb_per_s, "source": where.link.source}
-    said = Fitted(found.points, found.held_out, round(found.median_error, 4))
+    said = Fitted(found.points, found.held_out, round(found.median_error, 4), what)
     return replace(where.gpu, link=link, parameters=asdict(where.parameters), fitted=said)
 
 
-def fit_text(found: Fit, start: Machine) -> str:
+def fit_text(found: Fit, start: Machine, what: str) -> str:
     """The fitted parameters with their errors, and how well the rows that were held out are predicted."""
     rows = []
     for name, value in found.values.items():
@@ -123,8 +136,8 @@ def fit_text(found: Fit, start: Machine) -> str:
         rows.append([name, f"{before:g}", f"{value:.3g}", f"{100 * found.errors[name]:.1f} %", over])
     table = text_table(["parameter", "before", "fitted", "standard error", ""], rows)
     return (
-        f"{start.label}: fitted to {found.points} rows\n\n{table}\n\n"
-        f"median error of the time to first token on {found.held_out} rows that were held out: "
+        f"{start.label}: fitted to {found.points} {what}\n\n{table}\n\n"
+        f"median error of the time of {found.held_out} {what} that were held out: "
         f"{100 * found.median_error:.1f} % ({100 * found.median_error_before:.1f} % before the fit)"
     )
 

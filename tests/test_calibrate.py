@@ -92,13 +92,13 @@ def test_a_fit_becomes_a_hardware_file_that_says_its_error(capsys, tmp_path):
     rows, out = write_rows(tmp_path / "ttft.csv"), tmp_path / "fitted.yaml"
     status, text, _ = run_cli(capsys, "calibrate", f"rows={rows}", "gpu=h200", f"out={out}")
     assert status == 0
-    assert "on 12 rows that were held out" in text
+    assert "of 12 prefills that were held out" in text
     found = machine(str(out))
     assert found.link.name == "nvlink4"
     for name in ("gemm_bf16", "nccl", "memory"):
         assert getattr(found.parameters, name).value == pytest.approx(TRUE[name], rel=0.05)  # of a few percent of noise
     text = run_cli(capsys, "predict", f"gpu={out}")[1]
-    assert "fitted to 24 measured points; median error" in text
+    assert "fitted to 24 measured prefills; median error" in text
     assert "on 12 others" in text
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from fc_eval.bench.options import describe_options, read_options
 from fc_eval.collective.comm import parse_comm
 from fc_eval.errors import FcEvalError, os_error
+from fc_eval.predict import calls
 from fc_eval.predict.check import Checked, check, published
 from fc_eval.predict.decision import Choice, choices, choices_table, parameters_table, parts_table
 from fc_eval.predict.losses import Losses, read_losses
@@ -161,6 +162,9 @@ def _notes(
     files = options.measured or [path for path in (OWN, KEPT) if path.exists()]
     rows = [row for path in files for row in read_rows(path)]
     notes = [f"Error of these predictions: {error_text(where, rows)}."]
+    single = [call for path in (calls.OWN, calls.KEPT) if path.exists() for call in calls.read_calls(path)]
+    if (said := calls.call_error_text(where, single)) is not None:
+        notes.append(f"Beside {said}.")
     notes.append(
         "Predicted, not measured: a cost model without overlap, for a fused kernel; see the parameters' sources."
     )

@@ -4,19 +4,46 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from fc_eval.errors import FcEvalError, unknown
 from fc_eval.predict.machine import NAMES, Machine
-from fc_eval.predict.rows import PARTS, Row, predicted, relative_errors
+from fc_eval.predict.model import AllReduce
 
 Floats = npt.NDArray[np.float64]
 # Every third row is held out.
 HELD_OUT_EVERY = 3
 # A latency is fitted where it is at least this share of the smallest all-reduce; elsewhere no time would show it.
 VISIBLE = 0.05
+
+
+class Measured(Protocol):
+    """What a fit is made to: a `rows.Row` or a `calls.Call`."""
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether its all-reduces encode anything."""
+        ...
+
+    @property
+    def shows(self) -> frozenset[str]:
+        """Parameters that it shows, apart from those of latencies and links."""
+        ...
+
+    def call(self, machine: Machine) -> AllReduce:
+        """One of its all-reduces, predicted."""
+        ...
+
+    def residuals(self, machine: Machine) -> list[float]:
+        """ln(predicted / measured) of each of its times."""
+        ...
+
+    def error(self, machine: Machine) -> float:
+        """|predicted / measured - 1| of its whole time."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -27,7 +54,7 @@ class Fit:
         machine: with the fitted parameters.
         values: of these by name; `errors`: their standard errors, relative.
         points: rows that were fitted; `held_out` those that were not.
-        median_error: of the time to first token on the rows held out; `median_error_before` without the fit.
+        median_error: of the whole time of the rows held out; `median_error_before` without the fit.
     """
 
     machine: Machine
@@ -39,7 +66,7 @@ class Fit:
     median_error_before: float
 
 
-def fit(rows: Sequence[Row], start: Machine, free: Sequence[str] = ()) -> Fit:
+def fit(rows: Sequence[Measured], start: Machine, free: Sequence[str] = ()) -> Fit:
     """Fits parameters to two thirds of the rows and tests them on the rest.
 
     Times spread by factors and are all positive, so residuals are differences of logarithms, and so are parameters:
@@ -73,7 +100,7 @@ def fit(rows: Sequence[Row], start: Machine, free: Sequence[str] = ()) -> Fit:
 
     def residuals(logs_P: Floats) -> Floats:
         machine = with_logs(logs_P)
-        return np.array([residual for row in fitted for residual in _residuals(row, machine)])
+        return np.array([residual for row in fitted for residual in row.residuals(machine)])
 
     begin_P = np.log([getattr(start.parameters, name).value for name in names])
     found = least_squares(residuals, begin_P, x_scale="jac")
@@ -84,24 +111,24 @@ def fit(rows: Sequence[Row], start: Machine, free: Sequence[str] = ()) -> Fit:
         errors=dict(zip(names, _relative_errors(found.jac, found.fun, names), strict=True)),
         points=len(fitted),
         held_out=len(held_out),
-        median_error=statistics.median(relative_errors(held_out, best)),
-        median_error_before=statistics.median(relative_errors(held_out, start)),
+        median_error=statistics.median(row.error(best) for row in held_out),
+        median_error_before=statistics.median(row.error(start) for row in held_out),
     )
 
 
-def visible(rows: Sequence[Row], machine: Machine) -> tuple[str, ...]:
+def visible(rows: Sequence[Measured], machine: Machine) -> tuple[str, ...]:
     """The parameters that rows can tell apart.
 
     Attention and memory need times of their own; a latency needs messages so small that it shows; the codec's rate,
-    which acts as the link's does, is left as it is.
+    which acts much as the link's does, needs single calls in formats of different bits.
     """
-    quantized = [row for row in rows if row.comm.at(row.prefill.rows).is_quantized]
-    plain = [row for row in rows if row not in quantized]
-    wanted = {
-        "gemm_bf16": any(row.prefill.weights == "bf16" for row in rows),
-        "gemm_int8": any(row.prefill.weights == "w8a8" for row in rows),
-        "attention": any("attention_ms" in row.parts for row in rows),
-        "memory": any("other_ms" in row.parts for row in rows),
+    quantized = [row for row in rows if row.is_quantized]
+    plain = [row for row in rows if not row.is_quantized]
+    shown = frozenset[str]().union(*(row.shows for row in rows))
+    bits = {row.call(machine).bits for row in quantized}
+    wanted = {name: name in shown for name in ("gemm_bf16", "gemm_int8", "attention", "memory")}
+    wanted |= {
+        "codec": "codec" in shown and len(bits) > 1,
         "fused": bool(quantized),
         "nccl": bool(plain),
         "fused_us": _latency_shows(quantized, machine),
@@ -110,17 +137,10 @@ def visible(rows: Sequence[Row], machine: Machine) -> tuple[str, ...]:
     return tuple(name for name, is_wanted in wanted.items() if is_wanted)
 
 
-def _latency_shows(rows: Sequence[Row], machine: Machine) -> bool:
+def _latency_shows(rows: Sequence[Measured], machine: Machine) -> bool:
     """Whether one message is small enough for its latency to be seen, and another one of a different size."""
-    calls = [predicted(row, machine).call for row in rows]
+    calls = [row.call(machine) for row in rows]
     return len({call.wire_bytes for call in calls}) > 1 and max(c.latency_s / c.total_s for c in calls) > VISIBLE
-
-
-def _residuals(row: Row, machine: Machine) -> list[float]:
-    times = predicted(row, machine)
-    whole = () if len(row.parts) == len(PARTS) else (math.log(1e3 * times.total_s / row.ttft_ms),)
-    parts = [math.log(1e3 * getattr(times, PARTS[name]) / value) for name, value in row.parts.items() if value > 0]
-    return [*whole, *parts]
 
 
 def _relative_errors(jacobian_NP: Floats, residuals_N: Floats, names: Sequence[str]) -> list[float]:

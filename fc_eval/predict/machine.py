@@ -84,11 +84,12 @@ class Link:
 
 @dataclass(frozen=True)
 class Fitted:
-    """What a fit says of itself: rows that it used and that it held out, and its median error on the latter."""
+    """What a fit says of itself: how many rows it used and held out, its median error on the latter, and of what."""
 
     points: int
     held_out: int
     median_error: float
+    what: str = "prefills"
 
 
 @dataclass(frozen=True)

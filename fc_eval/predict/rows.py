@@ -8,6 +8,7 @@ may be empty. `comm` is a comm's name, `plain` for NCCL.
 """
 
 import csv
+import math
 import re
 import statistics
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from pathlib import Path
 from fc_eval.collective.comm import Comm, parse_comm
 from fc_eval.errors import FcEvalError, os_error
 from fc_eval.predict.machine import Gpu, Machine
-from fc_eval.predict.model import Ttft, predict
+from fc_eval.predict.model import AllReduce, Ttft, predict
 from fc_eval.predict.shapes import named_shape
 from fc_eval.predict.work import Prefill
 
@@ -50,11 +51,42 @@ class Row:
 
     def is_of(self, gpu: Gpu, link: str) -> bool:
         """Whether this was measured on such a machine, and is what predictions are about."""
-        device = self.device.casefold()
-        named = {name.casefold() for name in (gpu.device, gpu.name) if name}
-        own = [f"{kind}{getattr(gpu, kind)}" for kind in ("nvlink", "pcie") if getattr(gpu, kind) is not None]
-        links = {link, PEER_LINK} if link in own[:1] or gpu.link is not None else {link}
-        return device in named and self.link in links and not self.algorithm.endswith(UNFUSED)
+        return is_same_machine(self.device, self.link, gpu, link) and not self.algorithm.endswith(UNFUSED)
+
+    @property
+    def shows(self) -> frozenset[str]:
+        """Parameters that the times of this row show, apart from those of its all-reduces."""
+        by_part = {"attention_ms": "attention", "other_ms": "memory"}
+        product = "gemm_int8" if self.prefill.weights == "w8a8" else "gemm_bf16"
+        return frozenset({product, *(name for part, name in by_part.items() if part in self.parts)})
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether its all-reduces encode anything."""
+        return self.comm.at(self.prefill.rows).is_quantized
+
+    def call(self, machine: Machine) -> AllReduce:
+        """One of its all-reduces, predicted."""
+        return predicted(self, machine).call
+
+    def residuals(self, machine: Machine) -> list[float]:
+        """ln(predicted / measured) of its parts, and of the whole where not all of these were measured."""
+        times = predicted(self, machine)
+        whole = () if len(self.parts) == len(PARTS) else (math.log(1e3 * times.total_s / self.ttft_ms),)
+        parts = [math.log(1e3 * getattr(times, PARTS[name]) / value) for name, value in self.parts.items() if value > 0]
+        return [*whole, *parts]
+
+    def error(self, machine: Machine) -> float:
+        """|predicted / measured - 1| of the time to first token."""
+        return abs(1e3 * predicted(self, machine).total_s / self.ttft_ms - 1)
+
+
+def is_same_machine(device: str, device_link: str, gpu: Gpu, link: str) -> bool:
+    """Whether something measured on `device`, as torch names it, over `device_link` is about this GPU and link."""
+    named = {name.casefold() for name in (gpu.device, gpu.name) if name}
+    own = [f"{kind}{getattr(gpu, kind)}" for kind in ("nvlink", "pcie") if getattr(gpu, kind) is not None]
+    links = {link, PEER_LINK} if link in own[:1] or gpu.link is not None else {link}
+    return device.casefold() in named and device_link in links
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -76,7 +108,7 @@ def read_rows(path: Path) -> list[Row]:
 
 def relative_errors(rows: Sequence[Row], machine: Machine) -> list[float]:
     """|predicted / measured - 1| of the time to first token of each row."""
-    return [abs(1e3 * predicted(row, machine).total_s / row.ttft_ms - 1) for row in rows]
+    return [row.error(machine) for row in rows]
 
 
 def predicted(row: Row, machine: Machine) -> Ttft:
@@ -89,7 +121,9 @@ def error_text(machine: Machine, rows: Sequence[Row]) -> str:
     fitted = machine.gpu.fitted
     if fitted is not None:
         error = 100 * fitted.median_error
-        return f"fitted to {fitted.points} measured points; median error {error:.1f} % on {fitted.held_out} others"
+        return (
+            f"fitted to {fitted.points} measured {fitted.what}; median error {error:.1f} % on {fitted.held_out} others"
+        )
     own = [row for row in rows if row.is_of(machine.gpu, machine.link.name)]
     if not own:
         return "no measured points for this machine"

@@ -1,0 +1,111 @@
+"""Measured all-reduces: rows of the CSV file of `fc-eval bench allreduce`, and how far a predicted call is off.
+
+Of its rows those of NCCL and of the fused kernel with its own number of blocks count; the others are other
+implementations, or that kernel with a number of blocks that nobody would run.
+"""
+
+import csv
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fc_eval.collective.comm import Comm, parse_comm
+from fc_eval.errors import FcEvalError, os_error
+from fc_eval.predict.break_even import UNQUANTIZED
+from fc_eval.predict.machine import Gpu, Machine
+from fc_eval.predict.model import AllReduce, all_reduce
+from fc_eval.predict.rows import is_same_machine
+from fc_eval.predict.work import WIDTH
+
+NEEDED = ("device", "link", "world_size", "implementation", "algorithm", "format", "size_bytes", "blocks", "time_us")
+# Columns of the messages of `bench allreduce`, in bf16.
+HIDDEN = 4096
+# Where `fc-eval bench allreduce` writes, and what this project measured.
+OWN, KEPT = Path("bench/allreduce.csv"), Path("reports/fused/allreduce.csv")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One measured all-reduce of [rows, 4096] values in bf16."""
+
+    device: str
+    link: str
+    world_size: int
+    comm: Comm
+    rows: int
+    time_us: float
+
+    shows = frozenset({"codec"})
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether anything was encoded."""
+        return self.comm.is_quantized
+
+    def is_of(self, gpu: Gpu, link: str) -> bool:
+        """Whether this was measured on such a machine."""
+        return is_same_machine(self.device, self.link, gpu, link)
+
+    def call(self, machine: Machine) -> AllReduce:
+        """The same all-reduce, predicted."""
+        return all_reduce(self.comm, self.world_size, self.rows, HIDDEN, machine)
+
+    def residuals(self, machine: Machine) -> list[float]:
+        """ln(predicted / measured)."""
+        return [math.log(1e6 * self.call(machine).total_s / self.time_us)]
+
+    def error(self, machine: Machine) -> float:
+        """|predicted / measured - 1|."""
+        return abs(1e6 * self.call(machine).total_s / self.time_us - 1)
+
+
+def read_calls(path: Path) -> list[Call]:
+    """The rows of a file that predictions are about.
+
+    Raises:
+        FcEvalError: no such file, other columns, or a row with a value that is not possible.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            missing = [name for name in NEEDED if name not in (reader.fieldnames or ())]
+            if missing:
+                raise FcEvalError(f"{path} lacks the columns {', '.join(missing)}: expected those of bench allreduce")
+            lines = [(reader.line_num, said) for said in reader]
+    except OSError as error:
+        raise os_error(error, path) from None
+    wanted = [(line, said) for line, said in lines if (said["implementation"], said["blocks"]) in _COUNTED]
+    return [_call(path, line, said) for line, said in wanted]
+
+
+_COUNTED = {("nccl", ""), ("fused", "0")}
+
+
+def call_error_text(machine: Machine, calls: Sequence[Call]) -> str | None:
+    """How far predicted all-reduces are off on this machine, in words; None where none was measured."""
+    own = [call for call in calls if call.is_of(machine.gpu, machine.link.name)]
+    if not own:
+        return None
+    kinds = {"NCCL's": [c for c in own if not c.is_quantized], "quantized": [c for c in own if c.is_quantized]}
+    parts = [
+        f"{100 * statistics.median(call.error(machine) for call in found):.0f} % of {len(found)} {kind}"
+        for kind, found in kinds.items()
+        if found
+    ]
+    sizes = ", ".join(str(size) for size in sorted({call.world_size for call in own}))
+    return f"measured all-reduces at W = {sizes}: median error {' and '.join(parts)} calls"
+
+
+def _call(path: Path, line: int, said: dict[str, str]) -> Call:
+    try:
+        nccl = said["implementation"] == "nccl"
+        comm = UNQUANTIZED if nccl else parse_comm(f"{said['algorithm']}:{said['format']}")
+        rows = int(said["size_bytes"]) // (HIDDEN * WIDTH)
+        found = Call(said["device"], said["link"], int(said["world_size"]), comm, rows, float(said["time_us"]))
+    except (ValueError, TypeError) as error:  # a FcEvalError is a ValueError
+        raise FcEvalError(f"{path}, line {line}: {error}: mend the row or measure again") from None
+    if found.rows < 1 or not found.time_us > 0:
+        raise FcEvalError(f"{path}, line {line}: a size or time is not above 0: mend the row or measure again")
+    return found
