@@ -22,8 +22,8 @@ def smollm2():
     return config, load_model(config)
 
 
-# 9 heads and 3 key/value heads: 3 ranks hold whole heads, 4 split the row-parallel layers alone.
-@pytest.mark.parametrize(("world_size", "plan"), [(3, "full"), (4, "row_only")])
+# 9 heads and 3 key/value heads: 3 ranks hold whole heads, 2 and 4 split the row-parallel layers alone.
+@pytest.mark.parametrize(("world_size", "plan"), [(3, "full"), (2, "row_only"), (4, "row_only")])
 def test_smollm2_over_real_ranks_is_the_emulator(smollm2, world_size, plan, one_thread):
     config, loaded = smollm2
     ids = torch.randint(1000, (1, 40), generator=torch.Generator().manual_seed(0))
