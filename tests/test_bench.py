@@ -148,6 +148,7 @@ MISTAKES = {
     "last format": (["codec", "formats=int4-g32,mxfp8"], "unknown format 'mxfp8'"),
     "no shape": (["emulation", "shape=llama3"], "unknown model 'llama3': did you mean 'llama3_"),
     "one emulated rank": (["emulation", "tp=1"], "one rank reduces nothing"),
+    "weights": (["emulation", "weights=int8"], "unknown weights 'int8': expected one of native, w8a8"),
     "threads": (["codec", "threads=0"], "threads=0 is not possible"),
     "one real rank": (["allreduce", "ranks=1"], "ranks=1 is not possible: expected 2 to 8"),
     "half a row between ranks": (["allreduce", "kib=12"], "kib=12 is not possible: expected a multiple of 8"),
@@ -175,7 +176,8 @@ def test_bench_emulation_keeps_other_rows_and_replaces_its_own(capsys, tmp_path)
     small = ["tokens=16", "repeats=1", "codec=reference", "tp=2,4", f"out={out}"]
     other = dict.fromkeys(emulation.COLUMNS, "x")
     merge_csv(out, emulation.COLUMNS, emulation.KEY, [other])
-    for words in (["model=tiny", "comm=int4,int8-g32"], ["shape=tiny", "layers=1"], ["shape=tiny", "layers=1"]):
+    by_shape = ["shape=tiny", "layers=1"]
+    for words in (["model=tiny", "comm=int4,int8-g32"], by_shape, by_shape, [*by_shape, "weights=w8a8"]):
         status, printed, err = run_cli(capsys, "bench", "emulation", *words, *small)
         assert (status, err) == (0, "")
         assert "seconds_plain" in printed
@@ -183,8 +185,8 @@ def test_bench_emulation_keeps_other_rows_and_replaces_its_own(capsys, tmp_path)
         rows = list(csv.DictReader(file))
     assert rows[0] == other
     found = {(row["model"], row["comm"], row["tp"], row["codec"], row["dtype"]) for row in rows[1:]}
-    shape = "tiny shape (1 layers, random weights)"
-    models = [("tiny", "int4"), ("tiny", "int8-g32"), (shape, "int4")]
+    shape = "tiny shape (1 layers, random weights"
+    models = [("tiny", "int4"), ("tiny", "int8-g32"), (f"{shape})", "int4"), (f"{shape}, w8a8)", "int4")]
     assert found == {(model, comm, tp, "reference", "bf16") for model, comm in models for tp in ("2", "4")}
     assert len(rows) == 1 + len(found)
     for row in rows[1:]:

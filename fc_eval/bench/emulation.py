@@ -105,7 +105,7 @@ def bench_emulation(options: EmulationBenchOptions, command: str) -> int:
 
 def _model(options: EmulationBenchOptions) -> tuple[PreTrainedModel, str, str]:
     """The model on its device, its name and its dtype for the table."""
-    label = "" if options.weights == "native" else f", {options.weights} weights"
+    label = "" if options.weights == "native" else f", {options.weights}"
     if options.shape is None:
         overrides = [f"model={options.model}", f"model.weights={options.weights}", "model.smoothing=null"]
         config = compose_one([*overrides, *([f"model.path={options.path}"] if options.path else [])]).model
