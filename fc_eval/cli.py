@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(rest: list[str]) -> int:
-    from fc_eval.hydra_app import run
+    from fc_eval.commands.run import run
     from fc_eval.launch import sigterm_raises
 
     with sigterm_raises():
@@ -102,7 +102,7 @@ def _report(rest: list[str]) -> int:
 
 
 def _allocate(rest: list[str]) -> int:
-    from fc_eval.allocate import run_allocate
+    from fc_eval.commands.allocate import run_allocate
 
     parser = argparse.ArgumentParser(
         prog="fc-eval allocate",
@@ -120,7 +120,7 @@ def _allocate(rest: list[str]) -> int:
 
 
 def _smooth(rest: list[str]) -> int:
-    from fc_eval.smooth import smooth
+    from fc_eval.commands.smooth import smooth
 
     return smooth(rest)
 
@@ -138,7 +138,7 @@ def _compare(rest: list[str]) -> int:
 
 
 def _formats(rest: list[str]) -> int:
-    from fc_eval.formats import formats_table
+    from fc_eval.commands.formats import formats_table
 
     parser = argparse.ArgumentParser(prog="fc-eval formats", description="Every wire format and what it costs.")
     parser.add_argument("names", nargs="*", metavar="FORMAT", help="names to show (default: all bases)")
@@ -157,7 +157,7 @@ def _predict(rest: list[str]) -> int:
 
 
 def _calibrate(rest: list[str]) -> int:
-    from fc_eval.calibrate import calibrate
+    from fc_eval.commands.calibrate import calibrate
 
     return calibrate(rest)
 
@@ -169,7 +169,7 @@ def _bench(rest: list[str]) -> int:
 
 
 def _doctor(rest: list[str]) -> int:
-    from fc_eval.doctor import doctor
+    from fc_eval.commands.doctor import doctor
 
     parser = argparse.ArgumentParser(
         prog="fc-eval doctor", description="What is installed, found and possible here; asks the network for little."

@@ -78,7 +78,7 @@ class Job:
         retries: how often a run that failed is tried again.
         jobs: runs at a time; None for one, and for all of them where a cluster queues them.
         launcher: who carries them out.
-        tracking: the experiment tracker that finished runs are logged to (`fc_eval.tracking`), 'none' for none.
+        tracking: the experiment tracker that finished runs are logged to (`fc_eval.sweep.tracking`), 'none' for none.
     """
 
     out: str = "runs"

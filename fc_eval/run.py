@@ -2,9 +2,9 @@
 
     config.yaml -> load model -> find row-parallel sites -> attach communication -> evaluate -> result.json
 
-Started by `fc_eval.sweep` as `python -m fc_eval.run RUN_FOLDER`. With `processes` above 1 or exec=tp it starts itself
-as often as needed (`fc_eval.launch`): each process, or each group of ranks, has the whole model and computes its share;
-the first one writes and speaks.
+Started by `fc_eval.sweep.child` as `python -m fc_eval.run RUN_FOLDER`. With `processes` above 1 or exec=tp it starts
+itself as often as needed (`fc_eval.launch`): each process, or each group of ranks, has the whole model and computes its
+share; the first one writes and speaks.
 """
 
 import os

@@ -15,7 +15,7 @@ from fc_eval.compose import compose_one
 from fc_eval.machine import settled
 from fc_eval.results.files import read_json
 from fc_eval.results.store import RunFolder, RunStore
-from fc_eval.sweep import execute
+from fc_eval.sweep.execute import execute
 
 
 def measured(folder: RunFolder) -> dict[str, Any]:

@@ -154,7 +154,8 @@ def in_this_process(monkeypatch, one_thread):
 
     For tests of what runs compute, keep and take up again; test_sweep.py and test_launch.py have children of their own.
     """
-    from fc_eval import child, planned_run, run
+    from fc_eval import run
+    from fc_eval.sweep import child, planned_run
 
     def run_here(folder, seat):
         folder.set_status("running", child=None)

@@ -10,8 +10,8 @@ import yaml
 from layer_fixtures import add_layers
 from run_fixtures import Run, quantized, write_run
 
-from fc_eval.allocate import read_measured, run_allocate, weights_of
 from fc_eval.cli import main
+from fc_eval.commands.allocate import read_measured, run_allocate, weights_of
 from fc_eval.compose import compose_one
 from fc_eval.errors import FcEvalError
 from fc_eval.results.allocation import Option, allocate, fit_weights, front, hull

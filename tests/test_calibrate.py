@@ -11,8 +11,8 @@ from fc_eval.bench import rates as rates_module
 from fc_eval.bench.group import in_group
 from fc_eval.bench.link import LinkTimes
 from fc_eval.bench.rates import Rates, Sizes, measure_rates
-from fc_eval.calibrate import measured_gpu, write_hardware
 from fc_eval.collective.comm import parse_comm
+from fc_eval.commands.calibrate import measured_gpu, write_hardware
 from fc_eval.errors import FcEvalError
 from fc_eval.predict.machine import machine
 from fc_eval.predict.model import all_reduce

@@ -8,13 +8,13 @@ import yaml
 
 from fc_eval.cli import main
 from fc_eval.collective.comm import parse_comm
+from fc_eval.compose import compose_one
 from fc_eval.config import CommConfig
 from fc_eval.errors import FcEvalError
-from fc_eval.hydra_app import compose_one
-from fc_eval.planned_run import Outcome
 from fc_eval.presets import options, preset
 from fc_eval.results.store import RunFolder
-from fc_eval.sweep import summarize
+from fc_eval.sweep.execute import summarize
+from fc_eval.sweep.planned_run import Outcome
 
 TINY = ["model=tiny", "tp=2", "eval=text", "eval.limit=1", "eval.runs.text.window_tokens=64", "device=cpu"]
 

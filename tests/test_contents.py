@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from fc_eval import hub_commit
 from fc_eval.compose import compose_one
 from fc_eval.errors import FcEvalError
 from fc_eval.evaluate.loading import check_commits
-from fc_eval.hub_commit import Commit
-from fc_eval.plan import plan
+from fc_eval.sweep import hub_commit
+from fc_eval.sweep.hub_commit import Commit
+from fc_eval.sweep.plan import plan
 
 ROOT = Path(__file__).parents[1]
 BASE = ["model=tiny", "tp=2", "device=cpu"]

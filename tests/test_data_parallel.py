@@ -14,10 +14,10 @@ from fc_eval.compose import compose_one
 from fc_eval.errors import FcEvalError, LostProcessError
 from fc_eval.evaluate.processes import ALONE, Processes
 from fc_eval.evaluate.progress import Ticker
-from fc_eval.plan import plan
-from fc_eval.planned_run import write_plan
 from fc_eval.results.store import RunStore
-from fc_eval.sweep import execute
+from fc_eval.sweep.execute import execute
+from fc_eval.sweep.plan import plan
+from fc_eval.sweep.planned_run import write_plan
 
 RUN = ["model=tiny", "tp=2", "eval.limit=3", "eval.runs.text.window_tokens=64"]
 

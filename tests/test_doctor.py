@@ -7,8 +7,8 @@ import threading
 import pytest
 from huggingface_hub import constants
 
-from fc_eval import doctor
 from fc_eval.cli import main
+from fc_eval.commands import doctor
 from fc_eval.compose import compose_one
 
 LOCAL = ["model=tiny", "eval=text"]

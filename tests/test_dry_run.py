@@ -7,9 +7,9 @@ import pytest
 from fc_eval.cli import main
 from fc_eval.compose import compose_one
 from fc_eval.errors import FcEvalError
-from fc_eval.estimate import estimate
 from fc_eval.results.store import RunStore
-from fc_eval.sweep import planned
+from fc_eval.sweep.estimate import estimate
+from fc_eval.sweep.execute import planned
 
 TINY = ["model=tiny", "tp=2", "eval=[text,everyday]", "threads=1", "device=cpu", "comm=fp32_ordered"]
 

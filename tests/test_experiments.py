@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from fc_eval import hub_commit
 from fc_eval.cli import main
 from fc_eval.collective.comm import parse_comm
 from fc_eval.compose import compose_mappings
 from fc_eval.config import RunConfig
 from fc_eval.errors import FcEvalError
 from fc_eval.experiment import Experiment, braces, experiment
-from fc_eval.foresight import check_ahead
 from fc_eval.machine import settled
 from fc_eval.models.config import ModelConfig
 from fc_eval.presets import options, preset
+from fc_eval.sweep import hub_commit
+from fc_eval.sweep.foresight import check_ahead
 
 NAMES = options("experiment")
 LARGE = ("llama3_8b", "llama3_70b")

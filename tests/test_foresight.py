@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from conftest import TINY_SHAPE, local_config, model_config
 
-from fc_eval import foresight
 from fc_eval.compose import compose_one
 from fc_eval.errors import FcEvalError
-from fc_eval.foresight import check_ahead, llama_sites
 from fc_eval.models.config import ModelConfig, Shape
 from fc_eval.models.shape import LLAMA_LIKE, known_shape, shape_of
 from fc_eval.parallel.sites import find_sites
+from fc_eval.sweep import foresight
+from fc_eval.sweep.foresight import check_ahead, llama_sites
 
 ROOT = Path(__file__).parents[1]
 TINY = ["model=tiny", "tp=2", "eval=text", "device=cpu"]
@@ -108,7 +108,7 @@ def test_sizes_are_checked_by_the_widths_of_the_layers():
 
 def test_no_tensor_library_is_loaded():
     code = (
-        "import sys; from fc_eval.foresight import check_ahead; from fc_eval.hydra_app import compose_one;"
+        "import sys; from fc_eval.sweep.foresight import check_ahead; from fc_eval.compose import compose_one;"
         f"check_ahead(compose_one({TINY!r})); sys.exit(any(m in sys.modules for m in ('torch', 'transformers')))"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

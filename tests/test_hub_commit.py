@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 from huggingface_hub.errors import OfflineModeIsEnabled
 
-from fc_eval import hub_commit as module
-from fc_eval.hub_commit import Commit, hub_commit
 from fc_eval.models.hub import HTTP_ERROR
+from fc_eval.sweep import hub_commit as module
+from fc_eval.sweep.hub_commit import Commit, hub_commit
 
 A, B, C = ("a" * 40, "b" * 40, "c" * 40)
 

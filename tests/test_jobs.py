@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from fc_eval import child, planned_run
-from fc_eval import plan as planning
-from fc_eval.child import Ending, Seat, child_environment
 from fc_eval.cli import main
 from fc_eval.compose import compose_one
 from fc_eval.errors import FcEvalError, Terminated
 from fc_eval.launch import USER_ERROR_EXIT, sigterm_raises
-from fc_eval.plan import plan
 from fc_eval.results import files
 from fc_eval.results.store import RunFolder, RunStore
-from fc_eval.sweep import execute
+from fc_eval.sweep import child, planned_run
+from fc_eval.sweep import plan as planning
+from fc_eval.sweep.child import Ending, Seat, child_environment
+from fc_eval.sweep.execute import execute
+from fc_eval.sweep.plan import plan
 
 ROOT = Path(__file__).parents[1]
 TINY = ["model=tiny", "tp=2", "eval=text", "eval.limit=2", "eval.runs.text.window_tokens=64", "threads=1", "device=cpu"]

@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 from launching import ROOT, launched, start
 
-from fc_eval import child, launch, planned_run
+from fc_eval import launch
 from fc_eval.compose import compose_one
-from fc_eval.plan import plan
 from fc_eval.results.store import RunStore
-from fc_eval.sweep import execute, summarize
+from fc_eval.sweep import child, planned_run
+from fc_eval.sweep.execute import execute, summarize
+from fc_eval.sweep.plan import plan
 
 
 def gone(pid: int) -> bool:

@@ -12,16 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from fc_eval import launchers, machine
+from fc_eval import machine
 from fc_eval.cli import main
 from fc_eval.compose import compose_one
 from fc_eval.errors import FcEvalError
 from fc_eval.job import Job
-from fc_eval.launchers import check_room, launcher_of, room_of, seats
 from fc_eval.machine import Room, settled, share_note
-from fc_eval.optional import optional
 from fc_eval.results.store import RunStore
-from fc_eval.sweep import planned
+from fc_eval.sweep import launchers
+from fc_eval.sweep.execute import planned
+from fc_eval.sweep.launchers import check_room, launcher_of, room_of, seats
+from fc_eval.sweep.optional import optional
 
 ROOT = Path(__file__).parents[1]
 TINY = ["model=tiny", "tp=2", "eval=text", "eval.limit=2", "eval.runs.text.window_tokens=64", "threads=1", "device=cpu"]

@@ -13,7 +13,7 @@ from fc_eval.models.tiny import byte_tokenizer
 from fc_eval.report.command import rerun_command
 from fc_eval.results.record import load_run
 from fc_eval.results.store import RunStore
-from fc_eval.sweep import execute
+from fc_eval.sweep.execute import execute
 
 TINY = ["model=tiny", "tp=2", "eval=[text,layer_error]", "eval.limit=2", "threads=1", "device=cpu", "comm=int4"]
 TINY += ["eval.runs.text.window_tokens=64", "eval.runs.layer_error.window_tokens=64"]

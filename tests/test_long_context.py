@@ -17,7 +17,7 @@ from fc_eval.report.plot_context import context_plots
 from fc_eval.results.compare import pair_runs
 from fc_eval.results.record import load_runs
 from fc_eval.results.store import RunStore
-from fc_eval.sweep import execute
+from fc_eval.sweep.execute import execute
 
 VOCABULARY = 258
 

@@ -17,8 +17,8 @@ from fc_eval.collective.comm import Comm, parse_comm
 from fc_eval.comm_config import CommConfig, named_comm
 from fc_eval.compose import compose_one
 from fc_eval.errors import FcEvalError
-from fc_eval.foresight import check_ahead
 from fc_eval.presets import options, preset
+from fc_eval.sweep.foresight import check_ahead
 
 TINY = ["model=tiny", "tp=2", "eval=text", "device=cpu", "threads=1"]
 

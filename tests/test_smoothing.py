@@ -14,7 +14,6 @@ from torch import nn
 from fc_eval import quantized
 from fc_eval.cli import main
 from fc_eval.compose import compose_one
-from fc_eval.contents import contents
 from fc_eval.errors import FcEvalError
 from fc_eval.evaluate.calibration import calibration_sequences, calibration_sources
 from fc_eval.models.config import CalibrationSpec, ModelConfig, TinySpec
@@ -23,7 +22,8 @@ from fc_eval.models.smoothed import SMOOTHING_FILE
 from fc_eval.models.tiny import byte_tokenizer, tiny_model
 from fc_eval.parallel.self_check import check_logits, rounding_bound
 from fc_eval.parallel.sites import find_decoder
-from fc_eval.plan import plan
+from fc_eval.sweep.contents import contents
+from fc_eval.sweep.plan import plan
 from fc_eval.weights.folds import find_folds
 from fc_eval.weights.linear import W8A8Linear
 from fc_eval.weights.smooth import factors, recording, smooth_

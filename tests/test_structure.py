@@ -26,6 +26,10 @@ MAY_IMPORT = {
     "results": {"wire"},
     "report": {"results", "presets", "experiment", "cost", "collective.comm"},
     "predict": {"collective", "cost", "models.config", "models.shape", "presets", "results", "report", "bench.options"},
+    "sweep": {
+        *("collective.comm", "config", "evaluate.calibration", "evaluate.sources", "job", "launch", "machine"),
+        *("models", "parallel.site", "results"),
+    },
 }
 
 
@@ -49,6 +53,15 @@ def test_imports_go_one_way(room):
                 assert any(inner == a or inner.startswith(a + ".") for a in allowed), f"{path} imports {module}"
 
 
+def test_nothing_knows_the_commands_but_the_command_line():
+    importers = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in PACKAGE.rglob("*.py")
+        if any(module.startswith("fc_eval.commands") for module in _imports(path))
+    }
+    assert importers == {"cli.py"}
+
+
 def test_lm_eval_is_imported_where_tasks_are_run_only():
     importers = {
         path.relative_to(PACKAGE).as_posix()
@@ -70,7 +83,8 @@ def test_room_never_imports_torch(room):
 
 
 def test_parent_of_a_sweep_loads_no_torch():
-    code = "import sys; import fc_eval, fc_eval.cli, fc_eval.hydra_app, fc_eval.sweep; sys.exit('torch' in sys.modules)"
+    modules = "fc_eval, fc_eval.cli, fc_eval.commands.run, fc_eval.sweep.execute"
+    code = f"import sys; import {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from fc_eval import planned_run
 from fc_eval.cli import main
-from fc_eval.hydra_app import compose_one
-from fc_eval.plan import plan
-from fc_eval.planned_run import Outcome
+from fc_eval.commands.run import compose_one
 from fc_eval.results.store import RunStore
-from fc_eval.sweep import execute, foretell, planned
+from fc_eval.sweep import planned_run
+from fc_eval.sweep.execute import execute, foretell, planned
+from fc_eval.sweep.plan import plan
+from fc_eval.sweep.planned_run import Outcome
 
 ROOT = Path(__file__).parents[1]
 TINY = ["model=tiny", "tp=2", "eval=text", "eval.limit=2", "eval.runs.text.window_tokens=64", "threads=1", "device=cpu"]

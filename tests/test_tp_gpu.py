@@ -15,13 +15,13 @@ from test_collective import DISTRIBUTIONS, codes_of
 from test_tp_reduce import SHAPES
 from test_tp_run import prepared
 
-from fc_eval.child import child_command
 from fc_eval.codec.base import DTYPES
 from fc_eval.codec.reference import ReferenceCodec
 from fc_eval.collective.all_reduce import all_reduce
 from fc_eval.collective.comm import parse_comm
 from fc_eval.compose import compose_one
 from fc_eval.models.config import ModelConfig, Shape, TinySpec
+from fc_eval.sweep.child import child_command
 
 pytestmark = pytest.mark.gpu
 # Every algorithm that two ranks can run, in formats that the CUDA codec covers and in some that it may not.

@@ -18,17 +18,17 @@ from rank_group import shared_group
 from shared_evaluations import write_tasks
 
 from fc_eval import machine, run
-from fc_eval.child import child_command
 from fc_eval.compose import compose_one
 from fc_eval.errors import FcEvalError
-from fc_eval.foresight import check_ahead
 from fc_eval.models.config import ModelConfig
 from fc_eval.models.load import load_model
 from fc_eval.parallel.emulate import communicate
-from fc_eval.plan import plan
-from fc_eval.planned_run import write_plan
 from fc_eval.results.store import RunFolder, RunStore
-from fc_eval.sweep import execute
+from fc_eval.sweep.child import child_command
+from fc_eval.sweep.execute import execute
+from fc_eval.sweep.foresight import check_ahead
+from fc_eval.sweep.plan import plan
+from fc_eval.sweep.planned_run import write_plan
 
 TINY = ["model=tiny", "tp=2", "device=cpu", "threads=1", "eval=text", "eval.limit=3"]
 

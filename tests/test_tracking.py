@@ -9,10 +9,10 @@ from run_fixtures import small_set
 
 from fc_eval.cli import main
 from fc_eval.errors import FcEvalError
-from fc_eval.planned_run import Outcome
 from fc_eval.results.store import RunFolder
-from fc_eval.sweep import carry_out
-from fc_eval.tracking import TRACKERS, tracker_of
+from fc_eval.sweep.execute import carry_out
+from fc_eval.sweep.planned_run import Outcome
+from fc_eval.sweep.tracking import TRACKERS, tracker_of
 
 
 class Recorder(ModuleType):

@@ -27,8 +27,8 @@ from transformers import PreTrainedModel
 from fc_eval.bench.machine import device_name, device_of, use_threads
 from fc_eval.bench.table import Row, merge_csv, text_table
 from fc_eval.codec.base import DTYPES
+from fc_eval.compose import compose_one
 from fc_eval.errors import FcEvalError, unknown
-from fc_eval.hydra_app import compose_one
 from fc_eval.models.config import WEIGHTS
 from fc_eval.models.half_products import half_products
 from fc_eval.models.tiny import tiny_model

@@ -14,12 +14,12 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-from fc_eval.child import STOP_S, Halt, Seat, why_stopped
 from fc_eval.errors import FcEvalError
 from fc_eval.job import Job, LauncherConfig
 from fc_eval.machine import Room, gpu_count
-from fc_eval.optional import optional
-from fc_eval.planned_run import Outcome, PlannedRun
+from fc_eval.sweep.child import STOP_S, Halt, Seat, why_stopped
+from fc_eval.sweep.optional import optional
+from fc_eval.sweep.planned_run import Outcome, PlannedRun
 
 Ended = Generator[tuple[PlannedRun, Outcome], None, None]
 Launcher = Callable[[Sequence[PlannedRun]], Ended]

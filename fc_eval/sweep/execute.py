@@ -11,15 +11,15 @@ from pathlib import Path
 
 from fc_eval.config import RunConfig
 from fc_eval.errors import FcEvalError, os_reason
-from fc_eval.estimate import estimate
-from fc_eval.foresight import check_ahead
 from fc_eval.launch import USER_ERROR_EXIT
-from fc_eval.launchers import Launcher, one_by_one
 from fc_eval.machine import Room
-from fc_eval.plan import plan
-from fc_eval.planned_run import Outcome, PlannedRun
 from fc_eval.results.state import is_run, unfinished
 from fc_eval.results.store import RunFolder, RunStore
+from fc_eval.sweep.estimate import estimate
+from fc_eval.sweep.foresight import check_ahead
+from fc_eval.sweep.launchers import Launcher, one_by_one
+from fc_eval.sweep.plan import plan
+from fc_eval.sweep.planned_run import Outcome, PlannedRun
 
 
 def planned(config: RunConfig, store: RunStore, room: Room | None = None, retries: int = 0) -> list[PlannedRun]:

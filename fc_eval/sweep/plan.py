@@ -3,9 +3,9 @@
 from dataclasses import dataclass, replace
 
 from fc_eval.config import UNIFORM, RunConfig
-from fc_eval.contents import Contents, contents, pinned
 from fc_eval.machine import Room, settled
 from fc_eval.results.fingerprint import fingerprint
+from fc_eval.sweep.contents import Contents, contents, pinned
 
 
 @dataclass(frozen=True)

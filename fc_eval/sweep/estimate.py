@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fc_eval.errors import FcEvalError
-from fc_eval.planned_run import PlannedRun
 from fc_eval.results.store import RunFolder
+from fc_eval.sweep.planned_run import PlannedRun
 
 
 @dataclass(frozen=True)

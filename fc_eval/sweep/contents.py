@@ -13,7 +13,7 @@ from fc_eval.models.smoothed import needs_calibration
 from fc_eval.results.fingerprint import CALIBRATION, files_digest
 
 if TYPE_CHECKING:
-    from fc_eval.hub_commit import Commit, Kind
+    from fc_eval.sweep.hub_commit import Commit, Kind
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,9 @@ class Contents:
 
 
 def _commit(kind: "Kind", repo_id: str, revision: str, config: str | None = None) -> "Commit":
-    from fc_eval.hub_commit import hub_commit  # the Hub's client takes a second to import, and most runs need none
+    from fc_eval.sweep.hub_commit import (
+        hub_commit,  # the Hub's client takes a second to import, and most runs need none
+    )
 
     return hub_commit(kind, repo_id, revision, config)
 

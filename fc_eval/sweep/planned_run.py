@@ -10,13 +10,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
-from fc_eval.child import Seat, run_child
 from fc_eval.errors import FcEvalError, os_error
 from fc_eval.launch import USER_ERROR_EXIT
-from fc_eval.plan import Plan, plan
 from fc_eval.results.record import RunRecord, read_run
 from fc_eval.results.state import is_run
 from fc_eval.results.store import RunFolder, RunStore
+from fc_eval.sweep.child import Seat, run_child
+from fc_eval.sweep.plan import Plan, plan
 
 State = Literal["done", "skipped", "failed", "planned"]
 

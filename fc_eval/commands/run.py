@@ -15,13 +15,13 @@ from fc_eval.errors import FcEvalError, os_error, unknown
 from fc_eval.experiment import experiment
 from fc_eval.job import Job
 from fc_eval.launch import USER_ERROR_EXIT
-from fc_eval.launchers import check_room, launcher_of, room_of
 from fc_eval.machine import share_note
-from fc_eval.planned_run import Outcome, PlannedRun
 from fc_eval.presets import conf_dir, options
 from fc_eval.results.store import RunStore
-from fc_eval.sweep import carry_out, foretell, planned, summarize
-from fc_eval.tracking import tracker_of
+from fc_eval.sweep.execute import carry_out, foretell, planned, summarize
+from fc_eval.sweep.launchers import check_room, launcher_of, room_of
+from fc_eval.sweep.planned_run import Outcome, PlannedRun
+from fc_eval.sweep.tracking import tracker_of
 
 __all__ = ["compose_one", "help_text", "run"]
 

@@ -12,9 +12,9 @@ from functools import partial
 from typing import Any
 
 from fc_eval.errors import unknown
-from fc_eval.optional import optional
 from fc_eval.results.record import RunRecord, load_run
 from fc_eval.results.store import RunFolder
+from fc_eval.sweep.optional import optional
 
 PROJECT = "fc_eval"
 # What of the fingerprint names a run for a tracker, as it names the run's folder.
