@@ -144,6 +144,11 @@ def test_the_first_failure_stops_those_beside_it(tmp_path, capfd, made_up):
     assert "runs: 1 done, 1 failed" in capfd.readouterr().out
 
 
+def _ignore_sigint():
+    """As a script's background job does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 @pytest.mark.parametrize("name", LAUNCHERS)
 def test_a_stopped_parent_ends_all_of_its_children(name, tmp_path, made_up):
     if name != "local":
@@ -151,7 +156,8 @@ def test_a_stopped_parent_ends_all_of_its_children(name, tmp_path, made_up):
     runs = tmp_path / "runs"
     arguments = ["run", "-m", "comm=int6,int6-g32", *TINY, f"out={runs}", "jobs=2", *LAUNCHERS[name]]
     command = [sys.executable, "-m", "fc_eval.cli", *arguments]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as parent:
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, text=True, preexec_fn=_ignore_sigint) as parent:
         end = time.monotonic() + 60
         while sum(path.read_text() != "" for path in runs.glob("*int6*/log.txt")) < 2:  # both of them run
             assert time.monotonic() < end

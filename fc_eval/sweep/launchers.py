@@ -5,11 +5,13 @@ run. Every one of them calls the same `PlannedRun`, which starts a child process
 """
 
 import os
+import signal
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -177,7 +179,8 @@ def _submitted(runs: Sequence[PlannedRun], executor: Any, at_a_time: int | None)
         while waiting or running:
             while waiting and len(running) < (at_a_time or len(runs)):
                 run = waiting.popleft()
-                job = executor.submit(_Resumable(run))
+                with _heeds_interrupts():
+                    job = executor.submit(_Resumable(run))
                 running[job] = run
                 print(f"> {run.name}: job {job.job_id} of submitit", flush=True)
             ended = [job for job in running if job.done()]
@@ -194,6 +197,23 @@ def _submitted(runs: Sequence[PlannedRun], executor: Any, at_a_time: int | None)
             time.sleep(POLL_S)
         _mark_stopped(running.values(), stop)
         raise
+
+
+@contextmanager
+def _heeds_interrupts() -> Iterator[None]:
+    """What is started here heeds SIGINT, by which submitit cancels local jobs.
+
+    A script's background job ignores it, and so does all that it starts.
+    """
+    here = threading.current_thread() is threading.main_thread()  # elsewhere Python sets no handler
+    ignored = here and signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    if ignored:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        if ignored:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _result(job: Any, run: PlannedRun) -> Outcome:
