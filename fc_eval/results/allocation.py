@@ -1,9 +1,11 @@
 """Which format each layer gets, so that the cheapest assignment stays within a loss budget. Numbers only.
 
-Loss model: a layer's quantization adds weight[kind of layer] x (mean square error of its output, isolated) to the mean
-loss per token, in nats, and layers add up. The weights are fitted to measured deltas, above all of runs that give every
-layer the same format. Additive to first order: errors of different layers are nearly uncorrelated, and what loss they
-cost grows with their energy while they are small.
+Loss model: a layer's quantization adds weight[kind of layer] x (mean square error of its output, isolated, over the
+mean square of that output) to the mean loss per token, in nats, and layers add up. The weights are fitted to measured
+deltas, above all of runs that give every layer the same format. Additive to first order: errors of different layers are
+nearly uncorrelated, and what loss they cost grows with their energy while they are small. Over the signal, because
+every layer reads a normalized sum of the layers before: by error alone the early layers of a model, whose outputs are
+small, get the fewest bits, and SmolLM2 lost 1.07 nats instead of the 0.05 that were predicted.
 
 Solver: of each layer's formats only those on the lower convex hull of loss over cost can be the best at any exchange
 rate between the two (Lagrange). Walking from the cheapest assignment along the steepest steps of all hulls gives, at
