@@ -142,6 +142,18 @@ WRONG = {
     "no row": (COLUMNS, [], "has no row: measure some with `fc-eval bench allreduce out="),
     "format": (COLUMNS, [*PEER, *fused((1,), "two_step", "itn4")], "line 20: unknown format 'itn4'"),
     "time": (COLUMNS, lines("nccl", (-1,)), "line 2: W is below 2, or a size or time is not above 0"),
+    "size": (
+        COLUMNS,
+        [[v if v != "1048576" else str(10**30) for v in r] for r in ONE_SIZE],
+        "line 2: a size is 2.63 by",
+    ),
+    "share": (COLUMNS, lines("nccl", (1,), fraction="nan"), "line 2: link_fraction=nan is not possible"),
+    "ratio": (COLUMNS, lines("nccl", (1,), nccl_us=(float("inf"),)), "line 2: ratio_to_nccl=inf is not possible"),
+    "blocks": (
+        COLUMNS,
+        fused((1,), "two_step", INT4, "-1"),
+        "line 2: a size is 2.63 bytes or more, or blocks is below",
+    ),
     "half a row": (COLUMNS, [["Some GPU", "peer", "2"]], "line 2: "),
 }
 

@@ -1,5 +1,6 @@
 """The cost model by hand: counts, times, break-even, machines and their mistakes."""
 
+import math
 import subprocess
 import sys
 
@@ -185,6 +186,10 @@ MISTAKES = {
     "no file": (["gpu=/nonexistent/mine.yaml"], "/nonexistent/mine.yaml: No such file or directory"),
     "no rows": (["gpu=l40", "measured=/nonexistent/ttft.csv"], "/nonexistent/ttft.csv: No such file or directory"),
     "no runs": (["gpu=l40", "runs=/nonexistent/runs"], "/nonexistent/runs is not a folder"),
+    "ranks that no machine has": (["gpu=l40", "tp=100000000"], "tp=100000000 is not possible: expected 2 to 1024"),
+    "values that nobody can count": (["gpu=l40", f"batch={10**18}", f"tokens={10**18}"], "2^63 values or more"),
+    "numbers that no float holds": (["gpu=l40", f"vocabulary={10**400}"], "2^63 values or more"),
+    "infinite time": (["gpu=l40", "nccl=1e-320"], "the predicted time is infinite"),
     "check with more": (["--check", "gpu=l40"], "unknown option 'gpu'"),
 }
 
@@ -206,6 +211,15 @@ def test_a_mistake_is_one_sentence(case, capsys):
         ({"bf16_tflop": 1.0}, "did you mean 'bf16_tflops'"),
         ({"parameters": {"gem": ONE}}, "unknown parameter 'gem'"),
         ({"parameters": {"nccl": {"value": 0.0, "source": ""}}}, "value=0.0 is not possible"),
+        ({"parameters": [1]}, "parameters=[1] is not possible: expected a mapping"),
+        ({"parameters": None}, "parameters=None is not possible: expected a mapping"),
+        ({"link": "nvlink"}, "link='nvlink' is not possible: expected a mapping"),
+        (
+            {"link": {"name": "wire", "gb_per_s": 1.0, "source": "", "parameters": "x"}},
+            "link wire: parameters='x' is not possible: expected a mapping",
+        ),
+        ({"bf16_tflops": 10**400}, "is not possible: expected a number above 0"),
+        ({"fitted": {"points": 3, "held_out": 1, "median_error": math.nan}}, "fitted.median_error=nan is not possible"),
         ({"link": None}, "Slow does not say its link: give link=NAME"),
     ],
 )

@@ -82,10 +82,24 @@ def test_calibrate_fits_calls_and_says_so(capsys, tmp_path):
         ("int8-g128-asym", "int8-g128-asy", "unknown"),
         (",65536,", ",0,", "a size or time is not above 0"),
         (",65536,", ",many,", "invalid literal"),
+        (",65536,", f",{10**30},", "a size or time is not above 0, or too large"),
+        ("NVIDIA H200,peer,2,", "NVIDIA H200,peer,1,", "line 2: world_size=1 is not possible, expected 2 to 1024"),
+        ("NVIDIA H200,peer,8,", "NVIDIA H200,peer,8000000,", "world_size=8000000 is not possible"),
     ],
 )
 def test_a_row_that_does_not_read_is_one_sentence(old, new, sentence, tmp_path):
     path = write_calls(tmp_path / "allreduce.csv")
     path.write_text(path.read_text().replace(old, new))
     with pytest.raises(FcEvalError, match=sentence):
+        read_calls(path)
+
+
+@pytest.mark.parametrize("time_us", ["0", "nan", "inf"])
+def test_a_time_that_is_none_is_one_sentence(time_us, tmp_path):
+    path = write_calls(tmp_path / "allreduce.csv")
+    head, first, *rest = path.read_text().splitlines()
+    cells = first.split(",")
+    cells[COLUMNS.index("time_us")] = time_us
+    path.write_text("\n".join([head, ",".join(cells), *rest]))
+    with pytest.raises(FcEvalError, match="line 2: a size or time is not above 0, or too large"):
         read_calls(path)

@@ -2,6 +2,7 @@
 
 import csv
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -130,11 +131,20 @@ def test_a_row_that_does_not_read_is_one_sentence(old, new, sentence, tmp_path):
         read_rows(path)
 
 
-def test_a_time_of_zero_is_one_sentence(tmp_path):
+@pytest.mark.parametrize("column", ["ttft_ms", "comm_ms"])
+@pytest.mark.parametrize("value", ["-1", "nan", "inf"])
+def test_a_time_that_is_none_is_one_sentence(column, value, tmp_path):
     path = write_rows(tmp_path / "ttft.csv")
     head, first, *rest = path.read_text().splitlines()
     cells = first.split(",")
-    cells[COLUMNS.index("ttft_ms")] = "0"
+    cells[COLUMNS.index(column)] = value
     path.write_text("\n".join([head, ",".join(cells), *rest]))
-    with pytest.raises(FcEvalError, match="line 2: a time is not above 0"):
+    with pytest.raises(FcEvalError, match="line 2: a time is not above 0, or not finite"):
         read_rows(path)
+
+
+def test_a_fit_to_the_shortest_time_that_a_float_holds_stays_finite(tmp_path):
+    row = read_rows(write_rows(tmp_path / "ttft.csv", parts=()))[0]
+    (residual,) = replace(row, ttft_ms=5e-324).residuals(machine("h200"))
+    # ln 2^1074 = 744.4, and a prefill of 64 tokens takes 1 to 100 ms.
+    assert 744.4 < residual < 744.5 + np.log(100)

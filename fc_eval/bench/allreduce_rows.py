@@ -1,13 +1,13 @@
 """Measured all-reduces: rows of `fc-eval bench allreduce` by device, link and W, as lines over the message size."""
 
-import csv
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fc_eval.collective.comm import Comm, parse_comm
-from fc_eval.errors import FcEvalError, os_error
+from fc_eval.errors import FcEvalError
+from fc_eval.results.measured_csv import MEND, read_measured
 
 COLUMNS = (
     *("device", "link", "world_size", "implementation", "algorithm", "format", "group_size", "size_bytes", "blocks"),
@@ -124,19 +124,16 @@ def read_places(path: Path) -> list[Place]:
     Raises:
         FcEvalError: no such file, other columns, no row, or a row with a value that is not possible.
     """
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            names = list(reader.fieldnames or ())
-            if set(names) != set(COLUMNS):
-                apart = {"unknown": set(names) - set(COLUMNS), "missing": set(COLUMNS) - set(names)}
-                what = "; ".join(f"{word} {', '.join(sorted(found))}" for word, found in apart.items() if found)
-                raise FcEvalError(
-                    f"{path} does not have the columns of `fc-eval bench allreduce` ({what}): give a file that it wrote"
-                )
-            rows = [_row(path, reader.line_num, said) for said in reader]
-    except OSError as error:
-        raise os_error(error, path) from None
+
+    def check(names: list[str]) -> None:
+        if set(names) != set(COLUMNS):
+            apart = {"unknown": set(names) - set(COLUMNS), "missing": set(COLUMNS) - set(names)}
+            what = "; ".join(f"{word} {', '.join(sorted(found))}" for word, found in apart.items() if found)
+            raise FcEvalError(
+                f"{path} does not have the columns of `fc-eval bench allreduce` ({what}): give a file that it wrote"
+            )
+
+    rows = [_row(path, line, said) for line, said in read_measured(path, check)]
     if not rows:
         raise FcEvalError(f"{path} has no row: measure some with `fc-eval bench allreduce out={path}`")
     places: dict[tuple[str, str, int], list[AllReduceRow]] = {}
@@ -184,11 +181,14 @@ def _row(path: Path, line: int, said: dict[str, str]) -> AllReduceRow:
         known = {key: float(said[key]) for key in ("link_fraction", "ratio_to_nccl", "sqnr_db") if said[key]}
         time_us = float(said["time_us"])
     except (ValueError, TypeError) as error:  # a FcEvalError is a ValueError
-        raise FcEvalError(f"{path}, line {line}: {error}: mend the row or measure again") from None
+        raise FcEvalError(f"{path}, line {line}: {error}: {MEND}") from None
     if not (world_size > 1 and min(size_bytes, wire_bytes) > 0 and 0 < time_us < math.inf):
-        raise FcEvalError(
-            f"{path}, line {line}: W is below 2, or a size or time is not above 0: mend the row or measure again"
-        )
+        raise FcEvalError(f"{path}, line {line}: W is below 2, or a size or time is not above 0: {MEND}")
+    if max(size_bytes, wire_bytes) >= 2**63 or (blocks or 0) < 0:
+        raise FcEvalError(f"{path}, line {line}: a size is 2^63 bytes or more, or blocks is below 0: {MEND}")
+    for name in ("link_fraction", "ratio_to_nccl"):
+        if not 0 <= (value := known.get(name, 0.0)) < math.inf:
+            raise FcEvalError(f"{path}, line {line}: {name}={value} is not possible: {MEND}")
     return AllReduceRow(
         said["device"],
         said["link"],

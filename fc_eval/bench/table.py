@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fc_eval.errors import FcEvalError
+from fc_eval.results.measured_csv import read_measured
 
 Row = Mapping[str, str]
 
@@ -14,21 +15,20 @@ def merge_csv(path: Path, columns: Sequence[str], key: Sequence[str], rows: Sequ
     """Writes rows into a CSV file: those with the same `key` are replaced, all others stay where they are.
 
     Raises:
-        FcEvalError: the file has other columns.
+        FcEvalError: the file has other columns, or is none that was written here.
     """
     kept: dict[tuple[str, ...], Row] = {}
     if path.exists():
-        with path.open(newline="") as file:
-            reader = csv.DictReader(file)
-            if list(reader.fieldnames or ()) != list(columns):
-                raise FcEvalError(
-                    f"{path} has the columns {reader.fieldnames}: expected {list(columns)}; give another out="
-                )
-            kept = {tuple(row[name] for name in key): row for row in reader}
+
+        def check(names: list[str]) -> None:
+            if names != list(columns):
+                raise FcEvalError(f"{path} has the columns {names}: expected {list(columns)}; give another out=")
+
+        kept = {tuple(row[name] for name in key): row for _, row in read_measured(path, check)}
     kept |= {tuple(row[name] for name in key): row for row in rows}
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    with temporary.open("w", newline="") as file:
+    with temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(kept.values())

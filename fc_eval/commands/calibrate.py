@@ -27,6 +27,7 @@ from fc_eval.predict.fit import Fit, fit
 from fc_eval.predict.machine import GROUP, Fitted, Gpu, Machine, machine
 from fc_eval.predict.rows import Row, read_rows
 from fc_eval.presets import preset
+from fc_eval.results.measured_csv import read_measured
 from fc_eval.results.text import text_table
 from fc_eval.wire.format import parse_format
 
@@ -111,12 +112,9 @@ def _fitted(options: CalibrateOptions, path: Path) -> tuple[str, Gpu]:
 
 def _read(path: Path) -> Sequence[Row | Call]:
     """Rows of `bench ttft`, or of `bench allreduce` by its columns."""
-    try:
-        with path.open(encoding="utf-8") as file:
-            of_calls = "implementation" in file.readline().split(",")
-    except OSError as error:
-        raise os_error(error, path) from None
-    return read_calls(path) if of_calls else read_rows(path)
+    of_calls: list[bool] = []
+    read_measured(path, lambda names: of_calls.append("implementation" in names))
+    return read_calls(path) if of_calls[0] else read_rows(path)
 
 
 def fitted_gpu(found: Fit, what: str) -> Gpu:

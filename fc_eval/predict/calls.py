@@ -4,7 +4,6 @@ Of its rows those of NCCL and of the fused kernel with its own number of blocks 
 implementations, or that kernel with a number of blocks that nobody would run.
 """
 
-import csv
 import math
 import statistics
 from collections.abc import Sequence
@@ -12,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fc_eval.collective.comm import Comm, parse_comm
-from fc_eval.errors import FcEvalError, os_error
+from fc_eval.errors import FcEvalError
 from fc_eval.predict.break_even import UNQUANTIZED
 from fc_eval.predict.machine import Gpu, Machine
 from fc_eval.predict.model import AllReduce, all_reduce
-from fc_eval.predict.rows import is_same_machine
-from fc_eval.predict.work import WIDTH
+from fc_eval.predict.rows import is_same_machine, log_ratio
+from fc_eval.predict.work import LARGEST, MOST_RANKS, WIDTH
+from fc_eval.results.measured_csv import MEND, expect_columns, read_measured
 
 NEEDED = ("device", "link", "world_size", "implementation", "algorithm", "format", "size_bytes", "blocks", "time_us")
 # Columns of the messages of `bench allreduce`, in bf16.
@@ -54,7 +54,7 @@ class Call:
 
     def residuals(self, machine: Machine) -> list[float]:
         """ln(predicted / measured)."""
-        return [math.log(1e6 * self.call(machine).total_s / self.time_us)]
+        return [log_ratio(1e6 * self.call(machine).total_s, self.time_us)]
 
     def error(self, machine: Machine) -> float:
         """|predicted / measured - 1|."""
@@ -67,15 +67,7 @@ def read_calls(path: Path) -> list[Call]:
     Raises:
         FcEvalError: no such file, other columns, or a row with a value that is not possible.
     """
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            missing = [name for name in NEEDED if name not in (reader.fieldnames or ())]
-            if missing:
-                raise FcEvalError(f"{path} lacks the columns {', '.join(missing)}: expected those of bench allreduce")
-            lines = [(reader.line_num, said) for said in reader]
-    except OSError as error:
-        raise os_error(error, path) from None
+    lines = read_measured(path, expect_columns(path, NEEDED, "bench allreduce"))
     wanted = [(line, said) for line, said in lines if (said["implementation"], said["blocks"]) in _COUNTED]
     return [_call(path, line, said) for line, said in wanted]
 
@@ -105,7 +97,11 @@ def _call(path: Path, line: int, said: dict[str, str]) -> Call:
         rows = int(said["size_bytes"]) // (HIDDEN * WIDTH)
         found = Call(said["device"], said["link"], int(said["world_size"]), comm, rows, float(said["time_us"]))
     except (ValueError, TypeError) as error:  # a FcEvalError is a ValueError
-        raise FcEvalError(f"{path}, line {line}: {error}: mend the row or measure again") from None
-    if found.rows < 1 or not found.time_us > 0:
-        raise FcEvalError(f"{path}, line {line}: a size or time is not above 0: mend the row or measure again")
+        raise FcEvalError(f"{path}, line {line}: {error}: {MEND}") from None
+    if not (1 <= found.rows <= LARGEST // HIDDEN and 0 < found.time_us < math.inf):
+        raise FcEvalError(f"{path}, line {line}: a size or time is not above 0, or too large: {MEND}")
+    if not 2 <= found.world_size <= MOST_RANKS:
+        raise FcEvalError(
+            f"{path}, line {line}: world_size={found.world_size} is not possible, expected 2 to {MOST_RANKS}: {MEND}"
+        )
     return found

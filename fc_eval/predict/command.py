@@ -12,6 +12,7 @@ parameters with a source each, which the last table lists; any of them can be gi
 """
 
 import csv
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -115,7 +116,7 @@ def decide(options: PredictOptions) -> tuple[Leaflet, list[Choice]]:
     """The page that answers the options, and its rows.
 
     Raises:
-        FcEvalError: as `predict_command`.
+        FcEvalError: as `predict_command`, or a time that no float holds.
     """
     where = machine(options.gpu, options.link, _values(options), options.link_gb_per_s)
     sizes = (options.tp, options.batch, options.tokens, options.weights, options.vocabulary)
@@ -126,6 +127,8 @@ def decide(options: PredictOptions) -> tuple[Leaflet, list[Choice]]:
         name = Path(options.model).name
         losses = read_losses(options.runs, name, options.weights, options.tp, comms, options.eval)
     found = choices(prefill, comms, where, losses)
+    if not all(math.isfinite(choice.time.total_s) for choice in found):
+        raise FcEvalError("the predicted time is infinite: a rate is far too small, or a latency far too large")
     tables = [
         (
             "Predicted time, measured loss" if options.runs else "Predicted time",

@@ -3,7 +3,7 @@
 Presets are the rows of `conf/hardware/gpus.yaml` and `links.yaml`; `fc-eval calibrate` writes a file of the same keys.
 """
 
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -80,6 +80,7 @@ class Link:
 
     def __post_init__(self) -> None:
         _positive(f"link {self.name}: gb_per_s", self.gb_per_s)
+        _mapping(f"link {self.name}: parameters", self.parameters)
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,10 @@ class Fitted:
     held_out: int
     median_error: float
     what: str = "prefills"
+
+    def __post_init__(self) -> None:
+        for key in ("points", "held_out", "median_error"):
+            _positive(f"fitted.{key}", getattr(self, key))
 
 
 @dataclass(frozen=True)
@@ -126,6 +131,9 @@ class Gpu:
         for key in ("bf16_tflops", "memory_gb_per_s", "int8_tops", "memory_gb"):
             if getattr(self, key) is not None:
                 _positive(key, getattr(self, key))
+        _mapping("parameters", self.parameters)
+        if self.link is not None:
+            _mapping("link", self.link)
 
 
 @dataclass(frozen=True)
@@ -256,5 +264,11 @@ def _link_of(gpu: Gpu, name: str | None) -> Link:
 
 
 def _positive(what: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not 0 < value <= sys.float_info.max:  # whole numbers of YAML may be larger; NaN is neither
         raise FcEvalError(f"{what}={value!r} is not possible: expected a number above 0")
+
+
+def _mapping(what: str, value: Any) -> None:
+    if not isinstance(value, Mapping):
+        raise FcEvalError(f"{what}={value!r} is not possible: expected a mapping")

@@ -7,7 +7,6 @@
 may be empty. `comm` is a comm's name, `plain` for NCCL.
 """
 
-import csv
 import math
 import re
 import statistics
@@ -16,11 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fc_eval.collective.comm import Comm, parse_comm
-from fc_eval.errors import FcEvalError, os_error
+from fc_eval.errors import FcEvalError
 from fc_eval.predict.machine import Gpu, Machine
 from fc_eval.predict.model import AllReduce, Ttft, predict
 from fc_eval.predict.shapes import named_shape
 from fc_eval.predict.work import Prefill
+from fc_eval.results.measured_csv import MEND, expect_columns, read_measured
 
 COLUMNS = (
     *("device", "link", "world_size", "model", "weights", "batch", "input_tokens", "comm", "algorithm", "ttft_ms"),
@@ -72,13 +72,18 @@ class Row:
     def residuals(self, machine: Machine) -> list[float]:
         """ln(predicted / measured) of its parts, and of the whole where not all of these were measured."""
         times = predicted(self, machine)
-        whole = () if len(self.parts) == len(PARTS) else (math.log(1e3 * times.total_s / self.ttft_ms),)
-        parts = [math.log(1e3 * getattr(times, PARTS[name]) / value) for name, value in self.parts.items() if value > 0]
+        whole = () if len(self.parts) == len(PARTS) else (log_ratio(1e3 * times.total_s, self.ttft_ms),)
+        parts = [log_ratio(1e3 * getattr(times, PARTS[name]), value) for name, value in self.parts.items() if value > 0]
         return [*whole, *parts]
 
     def error(self, machine: Machine) -> float:
         """|predicted / measured - 1| of the time to first token."""
         return abs(1e3 * predicted(self, machine).total_s / self.ttft_ms - 1)
+
+
+def log_ratio(predicted: float, measured: float) -> float:
+    """ln(predicted / measured) of two positive times, also where their ratio itself is none that a float holds."""
+    return math.log(predicted) - math.log(measured)
 
 
 def is_same_machine(device: str, device_link: str, gpu: Gpu, link: str) -> bool:
@@ -95,15 +100,8 @@ def read_rows(path: Path) -> list[Row]:
     Raises:
         FcEvalError: no such file, other columns, or a row with a value that is not possible.
     """
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
-            if missing:
-                raise FcEvalError(f"{path} lacks the columns {', '.join(missing)}: expected those of bench ttft")
-            return [_row(path, reader.line_num, said) for said in reader]
-    except OSError as error:
-        raise os_error(error, path) from None
+    said = read_measured(path, expect_columns(path, COLUMNS, "bench ttft"))
+    return [_row(path, line, values) for line, values in said]
 
 
 def relative_errors(rows: Sequence[Row], machine: Machine) -> list[float]:
@@ -146,7 +144,7 @@ def _row(path: Path, line: int, said: dict[str, str]) -> Row:
         comm, ttft_ms = parse_comm(said["comm"]), float(said["ttft_ms"])
         row = Row(said["device"], said["link"], prefill, comm, said["algorithm"], ttft_ms, parts)
     except (ValueError, TypeError) as error:  # a FcEvalError is a ValueError
-        raise FcEvalError(f"{path}, line {line}: {error}: mend the row or measure again") from None
-    if not (row.ttft_ms > 0 and all(value >= 0 for value in parts.values())):
-        raise FcEvalError(f"{path}, line {line}: a time is not above 0: mend the row or measure again")
+        raise FcEvalError(f"{path}, line {line}: {error}: {MEND}") from None
+    if not (0 < row.ttft_ms < math.inf and all(0 <= value < math.inf for value in parts.values())):
+        raise FcEvalError(f"{path}, line {line}: a time is not above 0, or not finite: {MEND}")
     return row

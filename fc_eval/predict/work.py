@@ -15,6 +15,10 @@ from fc_eval.models.config import Shape
 # Bytes of a value: activations and weights in bf16, and those of W8A8 products.
 WIDTH, INT8_WIDTH = 2, 1
 WEIGHTS = ("bf16", "w8a8")
+# More than one machine has, or any domain of links that a tensor-parallel group has lived in.
+MOST_RANKS = 1024
+# Values of one message or matrix: what an address can count.
+LARGEST = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -40,11 +44,18 @@ class Prefill:
     def __post_init__(self) -> None:
         if self.weights not in WEIGHTS:
             raise unknown("weights", self.weights, WEIGHTS)
-        if self.world_size < 2:
-            raise FcEvalError(f"tp={self.world_size} is not possible: one rank reduces nothing, expected 2 or more")
+        if not 2 <= self.world_size <= MOST_RANKS:
+            why = "one rank reduces nothing, " if self.world_size < 2 else ""
+            raise FcEvalError(f"tp={self.world_size} is not possible: {why}expected 2 to {MOST_RANKS}")
         for name in ("batch", "tokens", "vocabulary"):
             if getattr(self, name) < 1:
                 raise FcEvalError(f"{name}={getattr(self, name)} is not possible: expected 1 or more")
+        widest = max(self.shape.hidden, self.shape.intermediate, self.shape.heads * self.head_dim)
+        if max(self.rows * widest, self.vocabulary * self.shape.hidden, self.shape.layers) > LARGEST:
+            raise FcEvalError(
+                f"batch={self.batch} x tokens={self.tokens} with vocabulary={self.vocabulary} is not possible: "
+                "a matrix has 2^63 values or more, expected fewer"
+            )
 
     @property
     def rows(self) -> int:
