@@ -42,11 +42,16 @@ def die_with_parent() -> None:
     if parent is None:
         return
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    die_with(int(parent))
+
+
+def die_with(parent: int) -> None:
+    """Has the system kill this process when its parent dies, however that happens; on Linux only."""
     if not sys.platform.startswith("linux"):
         return
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    if os.getppid() != int(parent):  # it died before the call above
+    if os.getppid() != parent:  # it died before the call above
         os._exit(1)
 
 

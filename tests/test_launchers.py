@@ -175,6 +175,36 @@ def test_a_stopped_parent_ends_all_of_its_children(name, tmp_path, made_up):
         time.sleep(0.05)
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the system's word on a dead parent is Linux's")
+@pytest.mark.parametrize("name", ["local", "joblib"])
+def test_nothing_outlives_a_killed_parent(name, tmp_path, made_up):
+    if name != "local":
+        pytest.importorskip(name)
+    runs = tmp_path / "runs"
+    arguments = ["run", "-m", "comm=int6,int6-g32", *TINY, f"out={runs}", "jobs=2", *LAUNCHERS[name]]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen([sys.executable, "-m", "fc_eval.cli", *arguments], **quiet) as parent:
+        end = time.monotonic() + 60
+        while sum(path.read_text() != "" for path in runs.glob("*int6*/log.txt")) < 2:  # both of them run
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        parent.kill()
+    statuses = [json.loads(path.read_text()) for path in runs.glob("*int6*/status.json")]
+    pids = [int(path.read_text().rpartition(" ")[2]) for path in runs.glob("*int6*/log.txt")]
+    pids += [status["pid"] for status in statuses]  # of joblib's workers
+    while any(computes(pid) for pid in pids):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def computes(pid: int) -> bool:
+    """Whether a process is there and has not ended; one that nobody has asked for its exit status has."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def runs_still(pid: int) -> bool:
     try:
         os.kill(pid, 0)

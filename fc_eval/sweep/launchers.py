@@ -18,6 +18,7 @@ from typing import Any
 
 from fc_eval.errors import FcEvalError
 from fc_eval.job import Job, LauncherConfig
+from fc_eval.launch import die_with
 from fc_eval.machine import Room, gpu_count
 from fc_eval.sweep.child import STOP_S, Halt, Seat, why_stopped
 from fc_eval.sweep.optional import optional
@@ -121,7 +122,7 @@ def _in_processes(runs: Sequence[PlannedRun], joblib: Any, at_a_time: int) -> En
     """Worker processes of joblib, each of which waits for its child."""
     parallel = joblib.Parallel(at_a_time, backend="loky", batch_size=1, return_as="generator_unordered")
     left = dict(enumerate(runs))
-    outcomes = parallel(joblib.delayed(_numbered)(number, run) for number, run in left.items())
+    outcomes = parallel(joblib.delayed(_numbered)(number, run, os.getpid()) for number, run in left.items())
     try:
         for number, outcome in outcomes:
             yield left.pop(number), outcome
@@ -131,7 +132,9 @@ def _in_processes(runs: Sequence[PlannedRun], joblib: Any, at_a_time: int) -> En
         raise
 
 
-def _numbered(number: int, run: PlannedRun) -> tuple[int, Outcome]:
+def _numbered(number: int, run: PlannedRun, parent: int) -> tuple[int, Outcome]:
+    if os.getpid() != parent:  # joblib starts no worker where one run is carried out at a time
+        die_with(parent)  # a worker that outlived it would go on with what the same command takes up again
     return number, run(Seat(named=True))
 
 
