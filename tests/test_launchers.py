@@ -205,6 +205,20 @@ def computes(pid: int) -> bool:
         return False
 
 
+def test_a_run_of_another_command_is_not_said_to_have_failed(tmp_path, monkeypatch):
+    monkeypatch.setattr(launchers, "LOCK_TRIES", 0)
+    (run,) = planned(compose_one([*TINY, "comm=fp32_ordered"]), RunStore(tmp_path))
+    run.store.prepare()
+    launchers._mark_failed(run, "stopped")
+    assert not run.folder.path.exists()  # it has not begun
+    run.folder.set_status("running")
+    with run.store.lock(run.plan.fingerprint, lambda: None):
+        launchers._mark_failed(run, "stopped")
+        assert run.folder.status()["state"] == "running"
+    launchers._mark_failed(run, "stopped")
+    assert (run.folder.status()["state"], run.folder.status()["error"]) == ("failed", "stopped")
+
+
 def runs_still(pid: int) -> bool:
     try:
         os.kill(pid, 0)

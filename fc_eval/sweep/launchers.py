@@ -28,6 +28,8 @@ Ended = Generator[tuple[PlannedRun, Outcome], None, None]
 Launcher = Callable[[Sequence[PlannedRun]], Ended]
 
 POLL_S = 0.5
+# Seconds in which a process that was just killed lets go of its lock.
+LOCK_TRIES = 3
 JOB_FOLDER = ".submitit"
 
 
@@ -228,9 +230,7 @@ def _result(job: Any, run: PlannedRun) -> Outcome:
         text = (
             f"job {job.job_id} of submitit gave no outcome ({lines[0] if lines else error!r}): see {job.paths.stderr}"
         )
-        with suppress(FcEvalError, OSError):
-            if run.folder.status()["state"] == "running":
-                run.folder.set_status("failed", error=text)
+        _mark_failed(run, text)
         return Outcome("failed", run.folder, error=text)
     return outcome
 
@@ -238,6 +238,21 @@ def _result(job: Any, run: PlannedRun) -> Outcome:
 def _mark_stopped(runs: Iterable[PlannedRun], stop: BaseException) -> None:
     """Says in the folders of runs that were ended from outside why they ended."""
     for run in runs:
-        with suppress(FcEvalError, OSError):  # it had not begun
-            if run.folder.status()["state"] == "running":
-                run.folder.set_status("failed", error=why_stopped(stop))
+        _mark_failed(run, why_stopped(stop))
+
+
+def _mark_failed(run: PlannedRun, why: str) -> None:
+    """Says in the folder of a run that had begun why it ended, unless another command is computing it."""
+    asked = 0
+
+    def waiting() -> None:
+        nonlocal asked
+        asked += 1
+        if asked > LOCK_TRIES:
+            raise FcEvalError("another process holds its lock")
+
+    with suppress(FcEvalError, OSError):  # it had not begun
+        if run.folder.status()["state"] == "running":
+            with run.store.lock(run.plan.fingerprint, waiting):
+                if run.folder.status()["state"] == "running":  # that other command may have finished it meanwhile
+                    run.folder.set_status("failed", error=why)
