@@ -138,3 +138,8 @@ def test_a_gguf_of_an_architecture_that_cannot_be_read(tmp_path):
     writer.close()
     with pytest.raises(FcEvalError, match=r"other\.gguf cannot be read as GGUF by transformers"):
         load_model(local_config(tmp_path / "other.gguf"))
+
+
+def test_a_folder_where_a_preset_has_a_file_is_told_what_to_choose(tmp_path):
+    with pytest.raises(FcEvalError, match=r"is a folder, .*: choose model=local model\.path="):
+        gguf.checkpoint_of(tmp_path, torch.bfloat16)

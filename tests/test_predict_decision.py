@@ -70,7 +70,7 @@ def test_the_page_has_table_plots_and_csv(tmp_path, capsys):
     runs, out = runs_of(tmp_path), tmp_path / "page"
     status, text, _ = run_cli(capsys, "predict", "gpu=l40", "batch=64", f"runs={runs}", f"out={out}")
     assert status == 0
-    assert "no measured points for this machine" in text
+    assert "no measured time to first token for this machine" in text
     page, markdown = (out / "decision.html").read_text(), (out / "decision.md").read_text()
     assert page.count("<svg") == markdown.count("](plots/") == 2
     assert "unquantized (NCCL ring)" in page

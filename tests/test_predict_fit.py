@@ -99,7 +99,7 @@ def test_a_prediction_says_its_error_where_it_was_measured(tmp_path):
     assert max(relative_errors(rows, there)) < 1e-9  # decimals of the file
     assert "median error" in error_text(machine("h200"), rows)
     for other in (machine("h100"), machine("h200", "pcie")):
-        assert error_text(other, rows) == "no measured points for this machine"
+        assert error_text(other, rows) == "no measured time to first token for this machine"
 
 
 def test_a_bench_that_says_peer_means_the_gpus_own_link(tmp_path):

@@ -251,11 +251,10 @@ def _found_text(
         d = _delta(pair, measured.eval_name)
         if settings.get("policy") == wanted and d is not None:
             value, error = 100 * math.expm1(d.ln_ratio), 100 * d.ln_ratio_stderr
+            said = f"{PLUS_MINUS} {error:.3f} %" if math.isfinite(error) else "% (one window has no error)"
             bits = pair.record.wire_number("effective_bits")
-            lines += [
-                "",
-                f"measured by {pair.record.path.name}: {value:+.3f} {PLUS_MINUS} {error:.3f} %, {bits:.2f} bits",
-            ]
+            over = f", more than the budget of {100 * budget:g} %" if d.ln_ratio > math.log1p(budget) else ""
+            lines += ["", f"measured by {pair.record.path.name}: {value:+.3f} {said}, {bits:.2f} bits{over}"]
     return "\n".join(lines)
 
 

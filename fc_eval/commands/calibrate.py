@@ -80,7 +80,9 @@ def calibrate(words: Sequence[str]) -> int:
     else:
         text, row = _measured(options)
     write_hardware(options.out, row, f"{command}, {time.strftime('%Y-%m-%d')}")
-    print(f"{text}\n\nwritten: {options.out}; use it as in fc-eval predict gpu={options.out} model=llama3_8b tp=4")
+    link = "" if row.link or row.nvlink is not None or row.pcie is not None else " link=NAME"
+    use = f"fc-eval predict gpu={options.out}{link} model=llama3_8b tp=4"
+    print(f"{text}\n\nwritten: {options.out}; use it as in {use}")
     return 0
 
 

@@ -18,7 +18,7 @@ usage: fc-eval smooth [model=NAME] [KEY=VALUE] ... out=DIR
 Smooths a model as SmoothQuant does, for INT8 weights and activations, and writes it as an ordinary checkpoint folder:
 
   fc-eval smooth model=llama3_8b model.smoothing=0.85 data.root=DATA out=smoothed
-  fc-eval run model=llama3_8b model.path=smoothed model.weights=w8a8 comm=int4 tp=4
+  fc-eval run model=local model.path=smoothed model.weights=w8a8 comm=int4 tp=4
 
 keys of `fc-eval run` that count: model and all below it (model.smoothing, model.calibration.text, ...), data.root,
 device, threads.
@@ -51,7 +51,7 @@ def smooth(words: Sequence[str]) -> int:
         if not is_disk_error(error):
             raise
         raise os_error(error, target) from None
-    print(f"written: {target}; use it with model.path={target} model.weights=w8a8")
+    print(f"written: {target}; use it with model=local model.path={target} model.weights=w8a8")
     return 0
 
 

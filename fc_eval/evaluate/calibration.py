@@ -48,7 +48,7 @@ def calibration_sources(text: str, root: Path | None) -> Sources:
     if text == EMBEDDED_TEXT:
         return Sources(tuple(embedded_files(PerplexitySpec(EMBEDDED_TEXT, protocol="text"))))
     if text not in TRAINING:
-        return Sources((local_text(text),))
+        return Sources((local_text(text, "model.calibration.text"),))
     ref = TRAINING[text]
     if dataset_folder(ref.id, root) is None:
         return Sources(hub=(HubData(ref.id, ref.config),))
@@ -78,15 +78,17 @@ def calibration_sequences(
         column = load_column(TRAINING[text], "text", root)
         whole = " ".join(column.texts[:C4_DOCUMENTS]) if text == "c4" else "\n\n".join(column.texts)
     else:
-        column = text_column(None if text == EMBEDDED_TEXT else text)
+        column = text_column(None if text == EMBEDDED_TEXT else text, "model.calibration.text")
         whole = column.texts[0]
     found = np.array(tokenizer(whole, add_special_tokens=False, verbose=False)["input_ids"], dtype=np.int64)
     bos = bos_id(tokenizer, add_bos_token)
     length = tokens if bos is None else tokens - 1
     if length < 1 or len(found) // length < sequences:
+        most = max(1, len(found) // max(1, length))
         raise FcEvalError(
             f"the calibration text {text!r} has {len(found)} tokens with this tokenizer, but {sequences} sequences of "
-            f"{tokens} are asked for: choose fewer (model.calibration.sequences) or another text"
+            f"{tokens} are asked for: set model.calibration.sequences={most} or less, or "
+            "choose another text"
         )
     starts = np.arange(sequences) * (len(found) // sequences)
     ids = found[starts[:, None] + np.arange(length)]

@@ -186,15 +186,15 @@ def embedded_files(spec: EvalSpec) -> list[Path]:
     return [EMBEDDED / "everyday.yaml", EMBEDDED / "everyday.jsonl"] if spec.task == EVERYDAY else []
 
 
-def local_text(path: str) -> Path:
-    """The text file of the protocol `text`.
+def local_text(path: str, key: str = "eval.runs.text.path") -> Path:
+    """A text file that a key of the command line names.
 
     Raises:
         FcEvalError: there is no such file.
     """
     file = Path(path).expanduser()
     if not file.is_file():
-        raise FcEvalError(f"text file {path!r} does not exist: give eval.runs.text.path an existing UTF-8 file")
+        raise FcEvalError(f"text file {path!r} does not exist: give {key} an existing UTF-8 file")
     return file
 
 

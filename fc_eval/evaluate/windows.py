@@ -139,8 +139,8 @@ def build_windows(spec: WindowSpec, tokenizer: Any, *, data_root: Path | None, a
     return Windows(ids, clusters, len(ids) == total, protocol)
 
 
-def text_column(path: str | None) -> Column:
-    """The one text of a UTF-8 file, of the embedded text where no path is given.
+def text_column(path: str | None, key: str = "eval.runs.text.path") -> Column:
+    """The one text of a UTF-8 file that a key of the command line names, of the embedded text where none is given.
 
     Raises:
         FcEvalError: the file is missing, cannot be read, or is not UTF-8.
@@ -151,7 +151,7 @@ def text_column(path: str | None) -> Column:
         content = embedded_text().encode("utf-8")
         origin = {"dataset": "pydoc_data.topics", "where": "embedded"}
     else:
-        file = local_text(path)
+        file = local_text(path, key)
         try:
             content = file.read_bytes()
         except OSError as error:

@@ -8,6 +8,7 @@ from gguf import GGUFReader
 from safetensors import SafetensorError, safe_open
 
 from fc_eval.errors import FcEvalError
+from fc_eval.models.reasons import no_gguf
 
 INDEX = "model.safetensors.index.json"
 # What transformers reads a tokenizer from; one of them is enough.
@@ -82,7 +83,7 @@ def check_gguf(file: Path) -> None:
         FcEvalError: it is missing, another format, truncated or corrupt.
     """
     if not file.is_file():
-        raise FcEvalError(f"{file} does not exist: expected a .gguf file")
+        raise FcEvalError(no_gguf(file))
     with file.open("rb") as stream:
         if stream.read(len(GGUF_MAGIC)) != GGUF_MAGIC:
             raise FcEvalError(f"{file} is not a GGUF file (it does not start with 'GGUF'): fetch or copy it again")

@@ -17,6 +17,7 @@ from fc_eval.errors import FcEvalError
 from fc_eval.models.cache import locked
 from fc_eval.models.checkpoint import check_gguf
 from fc_eval.models.progress import bars_on_terminals_only
+from fc_eval.models.reasons import no_gguf
 from fc_eval.results.fingerprint import cache_dir, file_sha256
 
 
@@ -27,7 +28,7 @@ def checkpoint_of(file: Path, dtype: torch.dtype) -> Path:
         FcEvalError: the file is missing, corrupt or of an architecture that transformers cannot read, or disk is full.
     """
     if not file.is_file():
-        raise FcEvalError(f"{file} does not exist: expected a .gguf file")
+        raise FcEvalError(no_gguf(file))
     reader = f"transformers{transformers.__version__}-gguf{version('gguf')}"
     name = f"{file.stem}-{file_sha256(file)[:16]}-{str(dtype).removeprefix('torch.')}-{reader}"
     folder = cache_dir() / "converted" / name

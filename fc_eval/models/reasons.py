@@ -1,4 +1,13 @@
-"""Why transformers could not make a model, in words that say what to do."""
+"""Why a model could not be made, in words that say what to do."""
+
+from pathlib import Path
+
+
+def no_gguf(file: Path) -> str:
+    """Why a path is no GGUF file that could be read."""
+    if file.is_dir():
+        return f"{file} is a folder, and this preset's model is a .gguf file: choose model=local model.path={file}"
+    return f"{file} does not exist: expected a .gguf file"
 
 
 def reason(error: Exception, attn_implementation: str) -> str:

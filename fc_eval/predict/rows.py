@@ -124,7 +124,7 @@ def error_text(machine: Machine, rows: Sequence[Row]) -> str:
         )
     own = [row for row in rows if row.is_of(machine.gpu, machine.link.name)]
     if not own:
-        return "no measured points for this machine"
+        return "no measured time to first token for this machine"
     errors = [100 * error for error in relative_errors(own, machine)]
     middle, largest = statistics.median(errors), max(errors)
     return f"median error {middle:.1f} % (largest {largest:.1f} %) on {len(own)} measured points"
