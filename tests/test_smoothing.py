@@ -208,7 +208,7 @@ def test_sequences_are_spread_over_the_text_and_begin_with_bos(mirror):
     )
     with pytest.raises(FcEvalError, match=said):
         calibration_sequences("wikitext2", 9, 99, tokenizer, mirror, False)
-    calibration_sequences("wikitext2", len(tokens) // 99, 99, tokenizer, mirror, False)
+    calibration_sequences("wikitext2", most, 99, tokenizer, mirror, False)
 
 
 def test_a_mirror_without_training_text_is_told_what_to_do(mirror):
