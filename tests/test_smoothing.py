@@ -203,9 +203,8 @@ def test_sequences_are_spread_over_the_text_and_begin_with_bos(mirror):
     other = calibration_sequences("wikitext2", 3, 9, tokenizer, mirror, False)
     assert other.ids.tolist() == [tokens[i * step : i * step + 9] for i in range(3)]
     assert other.origin["token_ids_sha256"] != found.origin["token_ids_sha256"]
-    said = (
-        rf"has {len(tokens)} tokens .* 9 sequences of 99 are .*set model\.calibration\.sequences={len(tokens) // 99} or"
-    )
+    most = len(tokens) // 99
+    said = rf"{len(tokens)} tokens .* 9 sequences of 99 are .*set model\.calibration\.sequences={most} or less"
     with pytest.raises(FcEvalError, match=said):
         calibration_sequences("wikitext2", 9, 99, tokenizer, mirror, False)
     calibration_sequences("wikitext2", most, 99, tokenizer, mirror, False)
