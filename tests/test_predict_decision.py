@@ -62,7 +62,11 @@ def test_what_no_run_measured_is_said(tmp_path, capsys):
     }
     assert "not measured" not in rows["INT4 g128"]
     assert rows["INT5"].count("not measured") == rows["INT4 g32"].count("not measured") == 2
-    assert "No run of llama3_8b with bf16 weights at tp=2" in run_cli(capsys, *words, "tp=2")[1]
+    assert "Predicted time, measured loss" in out
+    other = run_cli(capsys, *words, "tp=2", "fused=1.2")[1]
+    assert "No run of llama3_8b with bf16 weights at tp=2" in other
+    assert "measured loss" not in other
+    assert "fused above 1: more than a data sheet's rate" in other
     assert "unknown perplexity 'c4'" in run_cli(capsys, *words, "eval=c4")[2]
 
 

@@ -131,7 +131,7 @@ def decide(options: PredictOptions) -> tuple[Leaflet, list[Choice]]:
         raise FcEvalError("the predicted time is infinite: a rate is far too small, or a latency far too large")
     tables = [
         (
-            "Predicted time, measured loss" if options.runs else "Predicted time",
+            "Predicted time, measured loss" if losses is not None else "Predicted time",
             choices_table(found, prefill.shape.hidden, losses),
         )
     ]
@@ -168,6 +168,12 @@ def _notes(
     single = [call for path in (calls.OWN, calls.KEPT) if path.exists() for call in calls.read_calls(path)]
     if (said := calls.call_error_text(where, single)) is not None:
         notes.append(f"Beside {said}.")
+    fast = [name for name in ("fused", "nccl", "codec") if getattr(where.parameters, name).value > 1]
+    if fast:
+        notes.append(
+            f"{' and '.join(fast)} above 1: more than a data sheet's rate, so a fit did not tell a call's parts "
+            "apart; trust it near the sizes and W that were measured, and no break-even below them."
+        )
     notes.append(
         "Predicted, not measured: a cost model without overlap, for a fused kernel; see the parameters' sources."
     )
