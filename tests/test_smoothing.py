@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from conftest import TINY_SHAPE, local_config, logits
+from safetensors import SafetensorError
 from torch import nn
 
 from fc_eval import quantized
@@ -317,6 +318,17 @@ def test_a_mistake_of_the_command_is_one_sentence(case, capsys):
     err = capsys.readouterr().err
     assert len(err.splitlines()) == 1, err
     assert sentence in err
+
+
+def test_a_disk_that_is_full_is_one_sentence_and_leaves_nothing(tmp_path, own_cache, capsys, monkeypatch):
+    def full(self, folder, **_):
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("transformers.PreTrainedModel.save_pretrained", full)
+    words = ["model=tiny", "model.calibration.text=text", "model.calibration.sequences=2", "device=cpu", "threads=1"]
+    assert main(["smooth", *words, f"out={tmp_path / 'kept' / 'new'}"]) == 2
+    assert "No space left on device (ENOSPC): free some, or set out= to a folder elsewhere" in capsys.readouterr().err
+    assert list((tmp_path / "kept").iterdir()) == []
 
 
 def test_smoothing_helps_where_activations_have_outliers(own_cache):

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from fc_eval.compose import compose_one
 from fc_eval.config import RunConfig
-from fc_eval.errors import FcEvalError, is_disk_error, os_error
+from fc_eval.errors import FcEvalError
 from fc_eval.machine import settled
+from fc_eval.models.cache import disk_errors
 from fc_eval.models.smoothed import SCHEMA, SMOOTHING_FILE, needs_calibration
 
 USAGE = """\
@@ -45,12 +46,8 @@ def smooth(words: Sequence[str]) -> int:
         raise FcEvalError(
             "nothing is to be smoothed: give model.smoothing=ALPHA, and a checkpoint that is not smoothed"
         )
-    try:
+    with disk_errors(target, "out="):
         _write(config, target)
-    except OSError as error:
-        if not is_disk_error(error):
-            raise
-        raise os_error(error, target) from None
     print(f"written: {target}; use it with model=local model.path={target} model.weights=w8a8")
     return 0
 
