@@ -31,7 +31,7 @@ def test_measured_rates_are_those_that_a_prediction_uses(tmp_path):
         assert found.per_second(name) == pytest.approx(rate, rel=1e-3)  # four digits in the file
     # The small all-reduce takes as long as it did: six steps and a fixed part.
     latency_s = all_reduce(parse_comm("plain"), 4, 1, 64, found).latency_s
-    assert latency_s == pytest.approx(15e-6, rel=1e-3)
+    assert latency_s == pytest.approx(15e-6, rel=1e-3)  # four digits in the file
     assert found.parameters.fused.source == "assumed: that of NCCL"
     assert found.parameters.fused_us == machine("h200").parameters.fused_us
 
