@@ -69,7 +69,7 @@ def test_a_fit_recovers_the_parameters_within_their_errors(parts, tmp_path):
 
 def test_without_noise_the_parameters_come_back(tmp_path):
     found = fit(read_rows(write_rows(tmp_path / "ttft.csv", noise=0.0)), machine("h200"))
-    assert found.values == pytest.approx(TRUE, rel=1e-4)  # its steps end at 1e-8, times how far parameters stand in for each other
+    assert found.values == pytest.approx(TRUE, rel=1e-4)  # steps end at 1e-8; parameters resemble each other
     assert found.median_error < 1e-4
 
 
