@@ -84,7 +84,7 @@ def test_ranks_measure_a_link_and_a_failure_names_its_rank():
     times = r"world_size=2, copy_gb_per_s=None, small_us=\d+\.\d+, large_us=\d+\.\d+, large_bytes=4096"
     with pytest.raises(FcEvalError, match=rf"between 2 ranks failed: rank \d: LinkTimes\({times}\)"):
         in_group("cpu", 2, measure_and_fail)
-    with pytest.raises(FcEvalError, match="99 ranks need as many CUDA devices"):
+    with pytest.raises(FcEvalError, match="99 ranks need 99 CUDA devices"):
         in_group("cuda", 99, measure_and_fail)
 
 

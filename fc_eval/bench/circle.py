@@ -3,25 +3,20 @@
 W ranks, T tokens, H hidden.
 """
 
-import functools
-import multiprocessing
 import os
 import statistics
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
+from fc_eval.bench.group import in_group
 from fc_eval.bench.timing import CALLS_PER_GRAPH, ROUNDS
 from fc_eval.collective.communicator import Communicator
 from fc_eval.collective.ranks import Ranks
 from fc_eval.errors import FcEvalError
 
-TIMEOUT_S = 120.0
 WARM_ROUNDS = 5
 
 
@@ -124,52 +119,16 @@ def in_circle(world_size: int, virtual: bool, transport: str, function: Callable
         device = torch.device("cuda", torch.cuda.current_device())
         communicator = Communicator.virtual(world_size, device, staged=transport == "staged")
         return function(Circle(world_size, None, communicator), *arguments)
-    context = multiprocessing.get_context("spawn")
-    answers = context.SimpleQueue()
-    with tempfile.TemporaryDirectory(prefix="fc_eval_bench_") as folder:
-        target = functools.partial(_serve, world_size, transport, f"{folder}/store", answers, function, arguments)
-        processes = [context.Process(target=target, args=(rank,)) for rank in range(world_size)]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join()
-    fine, answer = (False, "a rank has ended without a word") if answers.empty() else answers.get()
-    if not fine:
-        raise FcEvalError(f"bench allreduce failed: {answer}")
-    return answer
+    return in_group("cuda", world_size, _between_processes, transport, function, arguments, may_share=True)
 
 
-def _serve(
-    world_size: int,
-    transport: str,
-    store: str,
-    answers: Any,
-    function: Callable[..., Any],
-    arguments: tuple[Any, ...],
-    rank: int,
-) -> None:
-    count = torch.cuda.device_count()
-    device = torch.device("cuda", rank % count)
-    torch.cuda.set_device(device)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+def _between_processes(
+    ranks: Ranks, device: torch.device, transport: str, function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> Any:
     if transport == "staged":
-        os.environ["NCCL_P2P_DISABLE"] = "1"
-    timeout = timedelta(seconds=TIMEOUT_S)
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl", init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=timeout
-    )
-    try:
-        group = dist.group.WORLD
-        assert group is not None
-        ranks = Ranks(group)
-        communicator = Communicator.between(ranks, device, transport)
-        answer = function(Circle(world_size, ranks, communicator), *arguments)
-        if rank == 0:
-            answers.put((True, answer))
-        ranks.gather(None)
-        communicator.close()
-    except Exception as error:
-        if answers.empty():
-            answers.put((False, f"rank {rank}: {error}"))
-        raise SystemExit(1) from error
-    dist.destroy_process_group()
+        os.environ["NCCL_P2P_DISABLE"] = "1"  # read when NCCL is first used, which is not yet
+    communicator = Communicator.between(ranks, device, transport)
+    answer = function(Circle(ranks.world_size, ranks, communicator), *arguments)
+    ranks.gather(None)  # no rank takes its slab away while another one still writes into it
+    communicator.close()
+    return answer

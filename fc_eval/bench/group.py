@@ -1,4 +1,4 @@
-"""A function on W processes that can reach each other with `torch.distributed`: a GPU each, or on the CPU."""
+"""A function on W processes that can reach each other with `torch.distributed`: on GPUs, or on the CPU."""
 
 import functools
 import multiprocessing
@@ -17,7 +17,9 @@ from fc_eval.errors import FcEvalError
 TIMEOUT_S = 300.0
 
 
-def in_group(device_type: str, world_size: int, function: Callable[..., Any], *arguments: Any) -> Any:
+def in_group(
+    device_type: str, world_size: int, function: Callable[..., Any], *arguments: Any, may_share: bool = False
+) -> Any:
     """What rank 0 returns of `function(ranks, device, *arguments)`, called on every process.
 
     Args:
@@ -25,14 +27,16 @@ def in_group(device_type: str, world_size: int, function: Callable[..., Any], *a
         world_size: W.
         function: importable by name, since processes are started anew.
         arguments: picklable.
+        may_share: whether several ranks may have one GPU, over which NCCL does not reduce.
 
     Raises:
-        FcEvalError: fewer GPUs than ranks, or what the function raises, with its rank.
+        FcEvalError: too few GPUs, or what the function raises, with its rank.
     """
-    if device_type == "cuda" and torch.cuda.device_count() < world_size:
+    count, needed = torch.cuda.device_count(), 1 if may_share else world_size
+    if device_type == "cuda" and count < needed:
         raise FcEvalError(
-            f"{world_size} ranks need as many CUDA devices, and torch sees {torch.cuda.device_count()} here: use a "
-            "machine with more, fewer ranks, or device=cpu, whose times say nothing of GPUs"
+            f"{world_size} ranks need {needed} CUDA devices, and torch sees {count} here: use a machine with more, "
+            "fewer ranks, or device=cpu, whose times say nothing of GPUs"
         )
     context = multiprocessing.get_context("spawn")
     answers = context.SimpleQueue()
@@ -58,7 +62,7 @@ def _serve(
     arguments: tuple[Any, ...],
     rank: int,
 ) -> None:
-    device = torch.device(device_type, rank) if device_type == "cuda" else torch.device("cpu")
+    device = torch.device("cuda", rank % torch.cuda.device_count()) if device_type == "cuda" else torch.device("cpu")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     if device.type == "cuda":
         torch.cuda.set_device(device)
