@@ -1,5 +1,6 @@
 """plan=full computes what real ranks compute, bit for bit, whatever the sizes."""
 
+import functools
 import itertools
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ from conftest import logits, random_values
 from rank_group import shared_group
 from rank_models import emulated, real
 from torch import nn
+from transformers.models.llama.modeling_llama import eager_attention_forward
 
 from fc_eval.errors import FcEvalError
 from fc_eval.models.config import ModelConfig, Shape
@@ -119,6 +121,28 @@ def test_nothing_of_it_is_left_behind(token_ids):
     assert [vars(module).get("forward") for module in model.modules()] == forwards
     assert torch.equal(logits(model, token_ids), before)
     assert torch.equal(kept[1](before), nn.functional.silu(before))
+
+
+def test_a_module_that_attends_twice_does_both_by_rank(token_ids):
+    model, heads = model_of(3, "llama", "float32", "eager"), []
+    attention = model.model.layers[0].self_attn
+    once, kind = type(attention).forward, type(attention)
+
+    def attend(module, query, *args, **kwargs):
+        heads.append(query.shape[1])
+        return eager_attention_forward(module, query, *args, **kwargs)
+
+    @functools.wraps(once)
+    def twice(self, *args, **kwargs):
+        once(self, *args, **kwargs)
+        return once(self, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kind, "forward", twice)
+        patch.setattr("transformers.models.llama.modeling_llama.eager_attention_forward", attend)
+        with communicate(model, "fp32_ordered", 3, "reference", "full"):
+            logits(model, token_ids)
+    assert heads == [1] * 6  # three ranks, each with one head, twice
 
 
 def test_an_attention_with_a_way_of_its_own_is_refused_by_name(token_ids):

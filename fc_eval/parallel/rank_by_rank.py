@@ -184,15 +184,18 @@ def _attend(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[torch.Tensor,
     size = by_rank.world_size
     setattr(module, "config", by_rank.own)  # noqa: B010 - the functions themselves read it
     by_rank.gates.paused = True
-    parts = [
-        by_rank.attend(
-            module,
-            *(_heads_of(value, rank, size) for value in args),
-            **{name: _heads_of(value, rank, size) for name, value in kwargs.items()},
-        )
-        for rank in range(size)
-    ]
-    by_rank.gates.paused = False
+    try:
+        parts = [
+            by_rank.attend(
+                module,
+                *(_heads_of(value, rank, size) for value in args),
+                **{name: _heads_of(value, rank, size) for name, value in kwargs.items()},
+            )
+            for rank in range(size)
+        ]
+    finally:  # a module may attend more than once
+        by_rank.gates.paused = False
+        setattr(module, "config", by_rank)  # noqa: B010
     outputs, weights = zip(*parts, strict=True)
     return torch.cat(outputs, dim=2), None if weights[0] is None else torch.cat(weights, dim=1)
 
