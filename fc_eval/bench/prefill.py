@@ -8,7 +8,6 @@ hidden, W ranks.
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,10 +16,9 @@ from torch.nn import functional
 from fc_eval.errors import FcEvalError
 from fc_eval.models.config import Shape
 from fc_eval.predict.work import Prefill, layer_products
+from fc_eval.weights.int8 import Rows, product
 
 EPSILON, ROPE_BASE = 1e-5, 500_000.0
-# Rows that torch's INT8 product must exceed.
-FEWEST_INT8_ROWS = 17
 
 Reduce = Callable[[torch.Tensor], torch.Tensor]
 
@@ -59,27 +57,19 @@ class Stopwatch:
         return found
 
 
-@dataclass(frozen=True)
-class Linear:
-    """A product with random weights [n, k] in bf16, or in INT8 with a scale per row and per token."""
+Weight = torch.Tensor | Rows
 
-    weight: torch.Tensor
-    scale: torch.Tensor | None
 
-    def __call__(self, x_TK: torch.Tensor) -> torch.Tensor:
-        """[T, k] to [T, n], bf16."""
-        if self.scale is None:
-            return functional.linear(x_TK, self.weight)
-        peak_T1 = x_TK.abs().amax(1, keepdim=True).float().clamp_min_(1e-12) / 127
-        codes = (x_TK / peak_T1).round_().to(torch.int8)
-        return (torch._int_mm(codes, self.weight.t()) * (peak_T1 * self.scale)).to(x_TK.dtype)
+def _linear(x_TK: torch.Tensor, weight: Weight) -> torch.Tensor:
+    """[T, k] to [T, n], bf16, by a weight [n, k] in bf16 or in INT8."""
+    return product(x_TK, weight) if isinstance(weight, Rows) else functional.linear(x_TK, weight)
 
 
 def check_split(prefill: Prefill) -> None:
-    """Makes sure that every rank has equal parts, and that they can be computed.
+    """Makes sure that every rank has equal parts.
 
     Raises:
-        FcEvalError: W does not divide the shape, or INT8 products have too few rows.
+        FcEvalError: W does not divide the shape.
     """
     shape, size = prefill.shape, prefill.world_size
     if shape.heads % size or shape.kv_heads % size or shape.intermediate % size or prefill.vocabulary % size:
@@ -87,8 +77,6 @@ def check_split(prefill: Prefill) -> None:
             f"tp={size} does not divide all of {shape.heads} heads, {shape.kv_heads} key/value heads, "
             f"{shape.intermediate} MLP columns and {prefill.vocabulary} words: choose a tp that does"
         )
-    if prefill.weights == "w8a8" and prefill.rows < FEWEST_INT8_ROWS:
-        raise FcEvalError(f"weights=w8a8 needs {FEWEST_INT8_ROWS} tokens or more: give a larger batch or tokens")
 
 
 class RankPrefill:
@@ -101,10 +89,10 @@ class RankPrefill:
         self._generator = torch.Generator(device).manual_seed(rank)
         names = [(each.name, each.k, each.n) for each in layer_products(prefill)]
         self._layers = [
-            {name: self._linear(n, k, prefill.weights) for name, k, n in names} for _ in range(shape.layers)
+            {name: self._weight(n, k, prefill.weights) for name, k, n in names} for _ in range(shape.layers)
         ]
         self._norm = torch.ones(shape.hidden, dtype=torch.bfloat16, device=device)
-        self._head = self._linear(prefill.vocabulary // size, shape.hidden, "bf16")
+        self._head = self._weight(prefill.vocabulary // size, shape.hidden, "bf16")
         whole = torch.Generator(device).manual_seed(size)  # the embedding is the same on every rank
         rows = min(prefill.vocabulary, 1024)  # as many words as the ids use
         self._embedding = torch.randn((rows, shape.hidden), generator=whole, device=device).to(torch.bfloat16)
@@ -123,38 +111,38 @@ class RankPrefill:
         for layer in self._layers:
             h_TH = self._normed(x_TH)
             with watch.part("gemm_ms"):
-                qkv = layer["qkv"](h_TH)
+                qkv = _linear(h_TH, layer["qkv"])
             q, k, v = _heads(qkv, batch, tokens, shape, self.prefill)
             q, k = _turned(q, turn), _turned(k, turn)
             with watch.part("attention_ms"):
                 mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
             mixed = mixed.transpose(1, 2).reshape(batch * tokens, -1)
             with watch.part("gemm_ms"):
-                partial_TH = layer["o_proj"](mixed)
+                partial_TH = _linear(mixed, layer["o_proj"])
             with watch.part("comm_ms"):
                 reduced_TH = reduce(partial_TH)
             x_TH = x_TH + reduced_TH
             h_TH = self._normed(x_TH)
             with watch.part("gemm_ms"):
-                gate, up = layer["gate_up"](h_TH).chunk(2, dim=1)
+                gate, up = _linear(h_TH, layer["gate_up"]).chunk(2, dim=1)
             h_TH = functional.silu(gate) * up
             with watch.part("gemm_ms"):
-                partial_TH = layer["down_proj"](h_TH)
+                partial_TH = _linear(h_TH, layer["down_proj"])
             with watch.part("comm_ms"):
                 reduced_TH = reduce(partial_TH)
             x_TH = x_TH + reduced_TH
         last_BH = x_TH.view(batch, tokens, -1)[:, -1]
-        return self._head(self._normed(last_BH)), x_TH
+        return _linear(self._normed(last_BH), self._head), x_TH
 
     def _normed(self, x_TH: torch.Tensor) -> torch.Tensor:
         return functional.rms_norm(x_TH, (x_TH.shape[-1],), self._norm, EPSILON)
 
-    def _linear(self, n: int, k: int, weights: str) -> Linear:
+    def _weight(self, n: int, k: int, weights: str) -> Weight:
         if weights == "w8a8":
             codes = torch.randint(-127, 128, (n, k), generator=self._generator, dtype=torch.int8, device=self._device)
-            return Linear(codes, torch.full((n,), k**-0.5 / 73, device=self._device))  # codes spread by 73
+            return Rows(codes, torch.full((n,), k**-0.5 / 73, device=self._device))  # codes spread by 73
         drawn = torch.empty((n, k), dtype=torch.bfloat16, device=self._device)
-        return Linear(drawn.normal_(0, k**-0.5, generator=self._generator), None)
+        return drawn.normal_(0, k**-0.5, generator=self._generator)
 
 
 def _heads(

@@ -5,8 +5,8 @@
 
 One process per rank, each with a GPU and its shard of random weights in a preset's shape (`layers=4`: as many of them).
 A prefill runs from the ids to the logits of the last token; time does not depend on the values, and no kernel is
-compiled or captured, so norms, rope and activation are passes of their own. w8a8 is INT8 products with dynamic scales
-per token.
+compiled or captured, so norms, rope, activation and, under w8a8, quantizing activations are passes of their own. w8a8
+is the arithmetic of `model.weights=w8a8`.
 
 Correct first: hidden states under each comm are compared with those of the emulator in the loop (reducer=gathered), bit
 for bit and on every rank, before anything is timed. Then the comms and `plain`, which is NCCL on GPUs, take turns;
@@ -28,7 +28,7 @@ import torch
 from fc_eval.bench.group import in_group
 from fc_eval.bench.link import drain
 from fc_eval.bench.machine import DEVICES, device_name, device_of, provenance
-from fc_eval.bench.prefill import FEWEST_INT8_ROWS, RankPrefill, Reduce, check_split
+from fc_eval.bench.prefill import RankPrefill, Reduce, check_split
 from fc_eval.bench.table import Row, merge_csv, text_table
 from fc_eval.codec.select import get_codec
 from fc_eval.collective.comm import Comm, parse_comm
@@ -157,7 +157,7 @@ def _check(model: RankPrefill, ranks: Ranks, name: str, reduce: Reduce, oracle: 
     Raises:
         FcEvalError: they are not.
     """
-    ids_BS = model.ids(1, min(CHECK_TOKENS, max(model.prefill.tokens, FEWEST_INT8_ROWS)))
+    ids_BS = model.ids(1, min(CHECK_TOKENS, model.prefill.tokens))
     with torch.inference_mode():
         (_, ours_TH), (_, expected_TH) = model(ids_BS, reduce), model(ids_BS, oracle)
     differs = int((ours_TH.view(torch.uint8) != expected_TH.view(torch.uint8)).sum())
