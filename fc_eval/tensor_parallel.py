@@ -222,7 +222,6 @@ def part_of(
         unsplit_TV = check_logits(model.to(checked_on)) if ranks.rank == 0 else None
         if ranks.world_size > 1:
             shard_(model, split, ranks.rank)
-            setattr(model, "save_pretrained", _refuse_to_save)  # noqa: B010 - mypy knows it as a method
         model.to(device)
         communication = RankAttachment(model, comm, split, ranks, codec, reducer)
         with communication.using(BASELINE):
@@ -281,10 +280,3 @@ def _sampled(model: PreTrainedModel) -> str:
         flat = value.detach().reshape(-1)
         digest.update(flat[:: max(1, len(flat) // SAMPLED)].float().cpu().numpy().tobytes())
     return digest.hexdigest()[:16]
-
-
-def _refuse_to_save(*args: object, **kwargs: object) -> None:
-    raise FcEvalError(
-        "this model is one rank's part of a model, and its weights are slices: save_pretrained would write a "
-        "checkpoint that cannot be loaded; copy the folder or file that it was loaded from"
-    )

@@ -10,6 +10,8 @@ from rank_group import shared_group
 
 from fc_eval.errors import FcEvalError, LostProcessError
 from fc_eval.models.config import ModelConfig, TinySpec
+from fc_eval.parallel.emulate import communicate
+from fc_eval.quantized import load
 from fc_eval.tensor_parallel import load_tensor_parallel
 
 CONFIG = ModelConfig("parts", tiny=TinySpec(), shape=TINY_SHAPE)
@@ -19,9 +21,10 @@ NOT_TOGETHER = "FcEvalError: this model is one rank's part of a model, and it do
 def test_a_part_that_is_closed_or_copied_does_not_run_and_is_not_saved(token_ids, tmp_path):
     for found in shared_group().run(2, rank_parts.alone, CONFIG, token_ids, str(tmp_path)):
         assert found.pop("open") == "nothing"
-        assert found.pop("save").startswith(
-            "FcEvalError: this model is one rank's part of a model, and its weights are"
-        )
+        for saving in ("save", "save the decoder", "save a copy"):
+            assert found.pop(saving).startswith(
+                "FcEvalError: this model is one rank's part of a model, and its weights are slices"
+            )
         assert set(found) == {"deepcopy", "pickle", "closed"}
         for text in found.values():
             assert text.startswith(NOT_TOGETHER)
@@ -72,6 +75,84 @@ def test_a_layer_called_by_itself_is_told_before_anything_travels(token_ids):
         assert between == "nothing"
         for text in (before, after):
             assert text.startswith("FcEvalError: model.layers.0.mlp.down_proj was called outside of a forward pass")
+
+
+EDITS = [
+    "another",
+    "deepcopy",
+    "pickle",
+    "copy of an edited one",
+    "reorder_cache",
+    "batch_select_indices",
+    "batch_repeat_interleave",
+    "crop",
+    "one layer",
+]
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_caches_that_differ_are_told_however_they_came_to_and_equal_ones_give_the_emulators_logits(edit, token_ids):
+    model = load(CONFIG, "cpu").model
+    with communicate(model, "int4", 2, "reference", "full"):
+        expected = [rank_parts.continued(model, token_ids, edit, mine) for mine in (False, True)]
+    for text, (one, other) in shared_group().run(2, rank_parts.edited, CONFIG, token_ids, edit):
+        assert re.match(
+            "FcEvalError: the ranks do not do the same: the hash of the cache's history is [0-9a-f]{16} on", text
+        )
+        assert torch.equal(one, expected[0])
+        assert torch.equal(other, expected[1])
+
+
+def test_beam_search_gives_the_emulators_tokens(token_ids):
+    model = load(CONFIG, "cpu").model
+    with communicate(model, "int4", 2, "reference", "full"):
+        expected = rank_parts.searched(model, token_ids)
+    for tokens in shared_group().run(2, rank_parts.beams, CONFIG, token_ids):
+        assert torch.equal(tokens, expected)
+
+
+def test_a_cache_of_unknown_keys_is_refused(token_ids):
+    for found in shared_group().run(2, rank_parts.unknown_caches, CONFIG, token_ids):
+        for name in ("without use_cache", "emptied", "empty"):
+            assert found.pop(name) == "nothing"
+        assert "the cache's history is unknown on rank 1 and" in found.pop("made by hand on rank 1")
+        assert found.pop("given up") == "ZeroDivisionError: division by zero"
+        assert set(found) == {"made by hand", "written to by hand", "of a pass that was given up"}
+        for text in found.values():
+            assert text.startswith("FcEvalError: the cache holds keys of which the ranks cannot tell")
+
+
+def test_ranks_with_other_arguments_beside_tensors_are_told(token_ids):
+    cases = [{"use_cache": False}, {"is_causal": False}, {"logits_to_keep": 2}, {"window": (4, 1.5)}]
+    for found in shared_group().run(2, rank_parts.other_arguments, CONFIG, token_ids, cases):
+        for (name, value), text in zip((pair for case in cases for pair in case.items()), found, strict=False):
+            shown = "window.0=4, " if name == "window" else f"{name}={value}"
+            assert re.match(
+                f"FcEvalError: the ranks do not do the same: what was given beside tensors is .*{shown}.* on rank 1",
+                text,
+            )
+        assert found[len(cases) :] == ["nothing"] * len(cases)
+
+
+def test_what_is_called_within_a_pass_is_refused_and_the_pass_goes_on(token_ids):
+    first, second = shared_group().run(2, rank_parts.within_a_pass, CONFIG, token_ids)
+    assert first.pop("after") == second.pop("after") == "nothing"
+    assert set(first.values()) == {"True "}
+    for name, text in second.items():
+        named = {"using": "set_comm or using", "set_comm": "set_comm or using", "stats": "counts"}.get(name, name)
+        named = "the model" if name == "its decoder" else named
+        assert text.startswith(f"True FcEvalError: {named} was called while a forward pass is under way on this rank")
+
+
+def test_a_pass_in_which_the_communication_is_closed_gives_no_logits(token_ids):
+    for texts in shared_group().run(2, rank_parts.closed_within, CONFIG, token_ids):
+        assert all(text.startswith(NOT_TOGETHER) for text in texts)
+
+
+def test_a_refused_pass_does_not_count(token_ids):
+    for refused, checked, forwards in shared_group().run(2, rank_parts.refused_once, CONFIG, token_ids):
+        assert refused.startswith("FcEvalError: the ranks do not do the same: the hash of all inputs")
+        assert (checked, forwards) == ("nothing", "2")
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,13 @@ Scales of INT8 weights are one for each output feature: they go with the rows, a
 import torch
 from torch import nn
 
+from fc_eval.errors import FcEvalError
 from fc_eval.parallel.split import Split
 from fc_eval.weights.linear import SCALE
 
 
 def shard_(model: nn.Module, split: Split, rank: int) -> None:
-    """Keeps what rank r holds, and lets go of the rest."""
+    """Keeps what rank r holds, and lets go of the rest; neither the model nor a model inside it can be saved then."""
     for name in split.columns:
         module = _linear(model, name)
         rows = part(module.out_features, rank, split.world_size)
@@ -30,6 +31,9 @@ def shard_(model: nn.Module, split: Split, rank: int) -> None:
         module.in_features = columns.stop - columns.start
         if site.name in split.whole_inputs:
             module.register_forward_pre_hook(_SplitInput(columns))
+    for inner in model.modules():  # the decoder is a transformers model of its own
+        if hasattr(inner, "save_pretrained"):
+            setattr(inner, "save_pretrained", _refuse_to_save)  # noqa: B010 - mypy takes it for a parameter
 
 
 def part(size: int, rank: int, world_size: int) -> slice:
@@ -58,3 +62,10 @@ def _linear(model: nn.Module, name: str) -> nn.Linear:
 
 def _copy(values: torch.Tensor) -> nn.Parameter:
     return nn.Parameter(values.detach().clone(memory_format=torch.contiguous_format), requires_grad=False)
+
+
+def _refuse_to_save(*args: object, **kwargs: object) -> None:
+    raise FcEvalError(
+        "this model is one rank's part of a model, and its weights are slices: save_pretrained would write a "
+        "checkpoint that cannot be loaded; copy the folder or file that it was loaded from"
+    )
