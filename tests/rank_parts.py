@@ -168,7 +168,8 @@ def unknown_caches(ranks: Ranks, config: ModelConfig, ids: torch.Tensor) -> dict
     with torch.inference_mode():
         part.model(input_ids=ids[:, :3], past_key_values=cache, use_cache=False)
     found["without use_cache"] = go_on(cache)
-    cache.reset()
+    with torch.inference_mode():
+        cache.reset()
     return found | {"emptied": go_on(cache), "empty": go_on(DynamicCache())}
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from fc_eval.parallel.arguments import arguments, hash_of, hash_of_tensors, tensors_among, text_of
 
-# Methods of a layer of a transformers cache that change what it holds; `reset` empties it, and an empty one has none.
-_EDITS = ("reorder_cache", "crop", "batch_repeat_interleave", "batch_select_indices")
+# Methods of a layer of a transformers cache that change what it holds.
+_EDITS = ("reorder_cache", "crop", "batch_repeat_interleave", "batch_select_indices", "reset")
 _HISTORY = "fc_eval_history"
 
 
