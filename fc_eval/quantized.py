@@ -27,7 +27,7 @@ from fc_eval.models.config import ModelConfig
 from fc_eval.models.half_products import half_products
 from fc_eval.models.load import LoadedModel, load_model
 from fc_eval.models.smoothed import needs_calibration, smoothed_before
-from fc_eval.parallel.self_check import check_logits, rounding_bound
+from fc_eval.parallel.self_check import Otherwise, check_logits, rounding_bound, sensitivity
 from fc_eval.parallel.sites import find_decoder
 from fc_eval.results.fingerprint import cache_dir, files_digest, package_versions
 from fc_eval.weights.folds import Fold, find_folds
@@ -125,8 +125,10 @@ def smooth_over_text_(
         folds = find_folds(decoder, lambda: check_logits(model))
         activations = _activations(replace(loaded, config=config), decoder, folds, text)
         before_TV = check_logits(model)
+        with Otherwise().in_outputs(decoder, [name for fold in folds for name in fold.linears]):
+            bound = rounding_bound(sensitivity(model))
         smooth_(decoder, folds, activations, config.smoothing)
-        _check_unchanged(before_TV, check_logits(model), decoder, folds, model.dtype)
+        _check_unchanged(before_TV, check_logits(model), bound)
     return text.origin
 
 
@@ -173,17 +175,12 @@ def _key(loaded: LoadedModel, text: Sequences) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
-def _check_unchanged(
-    before_TV: torch.Tensor, after_TV: torch.Tensor, decoder: nn.Module, folds: tuple[Fold, ...], dtype: torch.dtype
-) -> None:
+def _check_unchanged(before_TV: torch.Tensor, after_TV: torch.Tensor, bound: float) -> None:
     """Makes sure that folding has changed logits by no more than rounding the smoothed weights can explain.
 
-    The weights of each fold are rounded once more, an independent relative error of at most eps / 2 each, so the bound
-    is that of splitting. A norm whose output goes elsewhere, too, is off by the order of the signal.
+    Each weight of a fold is rounded once more, by at most a unit roundoff of its own, so products are off by no more
+    than the bound assumes. A norm whose output goes elsewhere, too, is off by the order of the signal.
     """
-    count = sum(len(fold.linears) for fold in folds)
-    widest = max(decoder.get_parameter(f"{fold.norm}.weight").numel() for fold in folds)
-    bound = rounding_bound(count, dtype, widest)
     error = float((after_TV - before_TV).norm() / before_TV.norm())
     if not error <= bound or not math.isfinite(error):
         raise FcEvalError(

@@ -32,7 +32,7 @@ from fc_eval.models.half_products import half_products
 from fc_eval.models.load import LoadedModel, load_model
 from fc_eval.parallel.policy import Policy
 from fc_eval.parallel.rank_attachment import RankAttachment
-from fc_eval.parallel.self_check import SelfCheck, check_logits, compare
+from fc_eval.parallel.self_check import SelfCheck, check_logits, compare, split_sensitivity
 from fc_eval.parallel.shard import shard_
 from fc_eval.parallel.sites import find_decoder
 from fc_eval.parallel.split import Split, find_split
@@ -226,11 +226,12 @@ def part_of(
         communication = RankAttachment(model, comm, split, ranks, codec, reducer)
         with communication.using(BASELINE):
             split_TV = _run(model)
+            sensitivity = split_sensitivity(model, communication, seed=ranks.rank)
         quantize_(loaded)
     slack = 1.0 if torch.device(checked_on).type == torch.device(device).type else OTHER_DEVICE_SLACK
     said: SelfCheck | FcEvalError | None = None
     if unsplit_TV is not None:
-        said = _compared(unsplit_TV, split_TV.to(unsplit_TV.device), split, model.dtype, slack)
+        said = _compared(unsplit_TV, split_TV.to(unsplit_TV.device), sensitivity, slack)
     said = ranks.gather(said)[0]
     if isinstance(said, FcEvalError):
         raise said
@@ -252,10 +253,10 @@ def _run(model: PreTrainedModel) -> torch.Tensor:
 
 
 def _compared(
-    unsplit_TV: torch.Tensor, split_TV: torch.Tensor, split: Split, dtype: torch.dtype, slack: float
+    unsplit_TV: torch.Tensor, split_TV: torch.Tensor, sensitivity: float, slack: float
 ) -> SelfCheck | FcEvalError:
     try:
-        return compare(unsplit_TV, split_TV, split, dtype, slack)
+        return compare(unsplit_TV, split_TV, sensitivity, slack)
     except FcEvalError as error:
         return error
 

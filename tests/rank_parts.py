@@ -10,9 +10,11 @@ import torch
 from conftest import logits
 from transformers import DynamicCache
 
+from fc_eval import tensor_parallel
 from fc_eval.collective.ranks import Ranks
 from fc_eval.models.config import ModelConfig, TinySpec
 from fc_eval.parallel.emulate import Attachment
+from fc_eval.parallel.self_check import SelfCheck
 from fc_eval.tensor_parallel import TensorParallel, part_of
 
 
@@ -240,3 +242,15 @@ def searched(model: Any, ids: torch.Tensor) -> torch.Tensor:
     with torch.inference_mode():
         tokens: torch.Tensor = model.generate(ids, num_beams=3, max_new_tokens=6, do_sample=False, pad_token_id=0)
     return tokens
+
+
+def loaded(ranks: Ranks, config: ModelConfig, wrong: bool) -> tuple[str, SelfCheck | None]:
+    """What loading says, and what its check has found; `wrong`: rank 1 takes rank 0's part."""
+    own, found = tensor_parallel.shard_, list[TensorParallel]()
+    if wrong:
+        tensor_parallel.shard_ = lambda model, split, rank: own(model, split, 0)
+    try:
+        text = said(lambda: found.append(fresh(ranks, config)))
+    finally:
+        tensor_parallel.shard_ = own
+    return text, found[0].check if found else None

@@ -197,7 +197,7 @@ def test_a_rank_that_stops_early_is_an_error_of_the_others(saved, token_ids):
         fine, error = group.result(0)
         assert not fine
         assert isinstance(error, LostProcessError)
-        assert "rank 0 of 2 waited for the others in forward pass 3" in str(error)  # the first is the self-check
+        assert "rank 0 of 2 waited for the others in forward pass 4" in str(error)  # the first two are the self-check
     finally:
         group.close()
 
