@@ -1,4 +1,4 @@
-"""`fc-eval bench codec|emulation|allreduce|ttft KEY=VALUE ...`."""
+"""`fc-eval bench codec|emulation|allreduce|ttft|int8 KEY=VALUE ...`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -41,11 +41,18 @@ def _ttft() -> Bench:
     return Bench(ttft.TtftBenchOptions, ttft.bench_ttft, ttft.__doc__ or "")
 
 
+def _int8() -> Bench:
+    from fc_eval.bench import int8
+
+    return Bench(int8.Int8BenchOptions, int8.bench_int8, int8.__doc__ or "")
+
+
 BENCHES: dict[str, Callable[[], Bench]] = {
     "codec": _codec,
     "emulation": _emulation,
     "allreduce": _allreduce,
     "ttft": _ttft,
+    "int8": _int8,
 }
 
 USAGE = """\
@@ -55,6 +62,7 @@ usage: fc-eval bench NAME [KEY=VALUE] ...
   emulation   a model's forward under a quantized comm over the same under plain
   allreduce   the fused all-reduce beside NCCL, bytes checked first (needs a GPU)
   ttft        time to first token under real tensor parallelism beside NCCL, values checked first (needs two GPUs)
+  int8        linear layers with INT8 weights and activations beside bf16, sums checked first
 
 `fc-eval bench NAME --help` says what is measured and lists the keys. Nothing is fetched; no network is needed.
 """
