@@ -7,11 +7,11 @@ import torch
 from test_cli import run_cli
 
 from fc_eval.bench.prefill import RankPrefill, _linear
-from fc_eval.bench.ttft import _check
+from fc_eval.bench.ttft import COLUMNS, _check
 from fc_eval.errors import FcEvalError
 from fc_eval.models.config import Shape
 from fc_eval.predict.machine import find_gpu
-from fc_eval.predict.rows import COLUMNS, read_rows
+from fc_eval.predict.rows import read_rows
 from fc_eval.predict.work import Prefill, layer_products
 
 SHAPE = Shape(layers=2, hidden=32, intermediate=48, heads=4, kv_heads=2)
@@ -109,6 +109,15 @@ def test_cpu_ranks_write_rows_that_predictions_read_and_leave_alone(capsys, tmp_
     assert "two_step (unfused)" in text
 
 
+def test_no_point_is_begun_after_its_seconds_and_rows_before_are_kept(capsys, tmp_path):
+    out = tmp_path / "ttft.csv"
+    few = [*SMALL[:4], *SMALL[6:], "comm=int8", "layers=1", "points=1x20,2x20", f"out={out}"]
+    status, text, err = run_cli(capsys, "bench", "ttft", *few, "seconds=0.001")
+    assert status == 0, err
+    assert "left out: bf16, 2 x 20: seconds=0.001 are over" in text
+    assert {row.prefill.batch for row in read_rows(out)} == {1}
+
+
 MISTAKES = {
     "fused on a CPU": (["device=cpu"], "reducer=fused reduces between GPUs, but device=cpu: use reducer=torch"),
     "heads": ([*SMALL, "tp=3"], "option 'tp' is given twice"),
@@ -116,6 +125,7 @@ MISTAKES = {
     "unquantized": ([*SMALL, "comm=plain"], "comm: plain does not quantize"),
     "peer": ([*SMALL, "comm=quickreduce_q4"], "exists in emulation only"),
     "rounds": ([*SMALL[:4], "rounds=0"], "rounds=0 is not possible"),
+    "points": (["points=8-512"], "points: '8-512' is no point: expected BATCHxTOKENS"),
     "weights": (["weights=int8"], "unknown weights 'int8'"),
 }
 

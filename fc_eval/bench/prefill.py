@@ -44,16 +44,26 @@ class Stopwatch:
     def _now(self) -> Any:
         if not self._cuda:
             return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        # An event in a graph is recorded anew by each replay only where it is external.
+        capturing = torch.cuda.is_current_stream_capturing()
+        event = torch.cuda.Event(enable_timing=True, external=capturing)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
+    def take_spans(self) -> list[tuple[str, Any, Any]]:
+        """What was begun and ended since the last call, such as the parts of a pass that was captured."""
+        found, self._spans = self._spans, []
+        return found
+
     def take_ms(self) -> dict[str, float]:
         """Milliseconds by part since the last call; the device must be through with them."""
+        return self.sum_ms(self.take_spans())
+
+    def sum_ms(self, spans: list[tuple[str, Any, Any]]) -> dict[str, float]:
+        """Milliseconds by part."""
         found: dict[str, float] = {}
-        for name, start, end in self._spans:
+        for name, start, end in spans:
             found[name] = found.get(name, 0.0) + (start.elapsed_time(end) if self._cuda else 1e3 * (end - start))
-        self._spans.clear()
         return found
 
 

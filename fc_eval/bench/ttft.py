@@ -5,20 +5,24 @@
 
 One process per rank, each with a GPU and its shard of random weights in a preset's shape (`layers=4`: as many of them).
 A prefill runs from the ids to the logits of the last token; time does not depend on the values, and no kernel is
-compiled or captured, so norms, rope, activation and, under w8a8, quantizing activations are passes of their own. w8a8
+compiled, so norms, rope, activation and, under w8a8, quantizing activations are passes of their own. w8a8
 is the arithmetic of `model.weights=w8a8`.
 
 Correct first: hidden states under each comm are compared with those of the emulator in the loop (reducer=gathered), bit
-for bit and on every rank, before anything is timed. Then the comms and `plain`, which is NCCL on GPUs, take turns;
-`ttft_ms` is the median of `rounds` of them on the slowest rank, `ratio_to_nccl` that of plain over it. Parts are timed
-in rounds of their own, with events around them. reducer=torch sends the same bytes without a fused kernel: such rows
-say "(unfused)" in their column `algorithm`, and predictions are not compared with them.
+for bit and on every rank, before anything is timed. Then the comms, `plain`, which is NCCL on GPUs, and PyTorch's
+two-shot in symmetric memory, with the copy into it, take turns; `ttft_ms` is the median of `rounds` of them on the
+slowest rank, `spread_ms` the difference of the quartiles there, `ratio_to_nccl` plain's median over it. Parts are timed
+in rounds of their own, with events around them. On GPUs passes are CUDA graphs (graph=false: one launch at a time).
+reducer=staged has NCCL do without peer access, too. Rows are written point by point; after `seconds` no point is begun.
+reducer=torch sends the same bytes without a fused kernel: such rows say "(unfused)" in their column `algorithm`, and
+predictions are not compared with them.
 
 Writes the CSV file that `fc-eval predict` and `fc-eval calibrate rows=` read (rows of other machines stay), and beside
 it the table with hardware, versions and the command.
 """
 
-import statistics
+import os
+import re
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,8 +30,8 @@ from pathlib import Path
 import torch
 
 from fc_eval.bench.group import in_group
-from fc_eval.bench.link import drain
 from fc_eval.bench.machine import DEVICES, device_name, device_of, provenance
+from fc_eval.bench.passes import Times, Way, symmetric_two_shot, timed
 from fc_eval.bench.prefill import RankPrefill, Reduce, check_split
 from fc_eval.bench.table import Row, merge_csv, text_table
 from fc_eval.codec.select import get_codec
@@ -36,11 +40,12 @@ from fc_eval.collective.ranks import Ranks
 from fc_eval.collective.reducers import Reducer, get_reducer
 from fc_eval.errors import FcEvalError, unknown
 from fc_eval.predict.break_even import UNQUANTIZED
-from fc_eval.predict.rows import COLUMNS, KEY, OWN, PARTS, PEER_LINK, UNFUSED
+from fc_eval.predict.rows import COLUMNS as READ
+from fc_eval.predict.rows import KEY, OWN, PEER_LINK, TWO_SHOT, UNFUSED
 from fc_eval.predict.shapes import named_shape
 from fc_eval.predict.work import WEIGHTS, Prefill
 
-WARM_ROUNDS = 2
+COLUMNS = (*READ, "spread_ms", "launch")
 # Of the check: small, since it gathers every raw partial sum.
 CHECK_TOKENS = 64
 REDUCERS = ("fused", "staged", "torch")
@@ -57,6 +62,7 @@ class TtftBenchOptions:
     tp: int = field(default=2, metadata={"help": "W, ranks"})
     batch: tuple[int, ...] = field(default=(1, 8), metadata={"help": "prompts"})
     tokens: tuple[int, ...] = field(default=(1024,), metadata={"help": "of each prompt"})
+    points: tuple[str, ...] = field(default=(), metadata={"help": "such as 1x512,64x512 instead of batch and tokens"})
     comm: tuple[str, ...] = field(default=("int8", "int4_int8", "int4"), metadata={"help": "as in `fc-eval run comm=`"})
     weights: tuple[str, ...] = field(default=("bf16",), metadata={"help": "bf16, w8a8"})
     reducer: str = field(default="fused", metadata={"help": "fused, staged or torch"})
@@ -65,6 +71,8 @@ class TtftBenchOptions:
         default=None, metadata={"help": "its name for the table, such as pcie4 (default: peer, or staged)"}
     )
     rounds: int = field(default=7, metadata={"help": "of each comm, after two that warm up"})
+    graph: str = field(default="true", metadata={"help": "false: no CUDA graph"})
+    seconds: float = field(default=float("inf"), metadata={"help": "after which no point is begun"})
     vocabulary: int = field(default=128256, metadata={"help": "rows of the head"})
     out: Path = field(default=OWN, metadata={"help": "CSV file"})
 
@@ -80,6 +88,8 @@ class TtftBenchOptions:
         for name in ("layers", "rounds"):
             if (count := getattr(self, name)) is not None and count < 1:
                 raise FcEvalError(f"{name}={count} is not possible: expected 1 or more")
+        if self.graph not in ("true", "false"):
+            raise unknown("graph", self.graph, ["true", "false"])
         for name in self.comm:
             comm = parse_comm(name)
             comm.check_between_ranks()
@@ -97,9 +107,24 @@ class TtftBenchOptions:
         return [
             Prefill(shape, self.tp, batch, tokens, weights, self.vocabulary)
             for weights in self.weights
-            for batch in self.batch
-            for tokens in self.tokens
+            for batch, tokens in self.sizes
         ]
+
+    @property
+    def captures(self) -> bool:
+        """Whether passes are CUDA graphs."""
+        return self.device == "cuda" and self.graph == "true"
+
+    @property
+    def sizes(self) -> list[tuple[int, int]]:
+        """Prompts and tokens of each point."""
+        if not self.points:
+            return [(batch, tokens) for batch in self.batch for tokens in self.tokens]
+        found = [re.fullmatch(r"(\d+)x(\d+)", point) for point in self.points]
+        for point, match in zip(self.points, found, strict=True):
+            if match is None:
+                raise FcEvalError(f"points: {point!r} is no point: expected BATCHxTOKENS, such as 8x1024")
+        return [(int(match[1]), int(match[2])) for match in found if match is not None]
 
 
 def bench_ttft(options: TtftBenchOptions, command: str) -> int:
@@ -116,7 +141,6 @@ def bench_ttft(options: TtftBenchOptions, command: str) -> int:
     rows: list[Row] = in_group(options.device, options.tp, measure, options)
     table = text_table(COLUMNS, rows)
     print(table, flush=True)
-    merge_csv(options.out, COLUMNS, KEY, rows)
     record = options.out.with_name(f"{options.out.stem}_{options.device}_w{options.tp}.txt")
     record.write_text(f"{provenance(device_of(options.device))}\n\n$ {command}\n{table}\n")
     print(f"written: {options.out}, {record}")
@@ -125,30 +149,58 @@ def bench_ttft(options: TtftBenchOptions, command: str) -> int:
 
 def measure(ranks: Ranks, device: torch.device, options: TtftBenchOptions) -> list[Row]:
     """All rows; every rank calls this."""
+    if options.reducer == "staged":  # read when NCCL is first used, which is not yet
+        os.environ["NCCL_P2P_DISABLE"], os.environ["NCCL_NVLS_ENABLE"] = "1", "0"
     comms = [parse_comm(name) for name in options.comm]
     reducer, gathered = (get_reducer(name, ranks, device) for name in (options.reducer, "gathered"))
 
     def reduce_with(comm: Comm, how: Reducer) -> Reduce:
-        if comm == UNQUANTIZED:
-            return ranks.all_reduce_  # in place, as a serving system calls it
         codec = get_codec("auto", comm.formats, torch.bfloat16, device)[0]
         return lambda partial_TH: how(partial_TH, comm, codec).values
 
     rows: list[Row] = []
     model: RankPrefill | None = None
+    begun = time.monotonic()
     for prefill in options.prefills:
+        where = f"{prefill.weights}, {prefill.batch} x {prefill.tokens}"
+        if rows and max(ranks.gather(time.monotonic() - begun)) > options.seconds:
+            _say(ranks, f"left out: {where}: seconds={options.seconds:g} are over")
+            continue
         if model is None or model.prefill.weights != prefill.weights:
             model = None  # the weights before go first
             model = RankPrefill(prefill, ranks.rank, device)
             for comm in comms:
                 _check(model, ranks, comm.name, reduce_with(comm, reducer), reduce_with(comm, gathered))
-        reduces = {comm: reduce_with(comm, reducer) for comm in (UNQUANTIZED, *comms)}
+            _say(ranks, f"{prefill.weights}: hidden states are the emulator's under {', '.join(options.comm)}")
+        own = "nccl" if device.type == "cuda" else "gloo"
+        reduces: dict[Way, Reduce] = {(UNQUANTIZED, own): ranks.all_reduce_}  # in place, as a serving system calls it
+        if options.reducer == "fused":
+            two_shot = symmetric_two_shot(ranks, prefill.rows, prefill.shape.hidden, device)
+            if isinstance(two_shot, str):
+                _say(ranks, f"no row for symmetric memory: {two_shot}")
+            else:
+                reduces[UNQUANTIZED, TWO_SHOT] = two_shot
+        unfused = UNFUSED if reducer.name == "torch" else ""
+        reduces |= {(comm, f"{comm.algorithm}{unfused}"): reduce_with(comm, reducer) for comm in comms}
         ids_BS = model.ids(prefill.batch, prefill.tokens)
-        times_ms, parts_ms = _time(model, ranks, device, ids_BS, reduces, options.rounds)
-        for comm in reduces:
-            ratio = times_ms[UNQUANTIZED] / times_ms[comm]
-            rows.append(_row(options, prefill, device, comm, reducer.name, times_ms[comm], parts_ms[comm], ratio))
+        try:
+            found = timed(model, ranks, device, ids_BS, reduces, options.rounds, options.captures)
+        except torch.OutOfMemoryError as error:
+            said = str(error).splitlines()[0]
+            raise FcEvalError(f"{where} does not fit: {said}; leave the point out, rows before it are kept") from error
+        reducer.check()
+        nccl_ms = found[UNQUANTIZED, own].ttft_ms
+        point = [_row(options, prefill, device, way, times, nccl_ms / times.ttft_ms) for way, times in found.items()]
+        rows += point
+        if ranks.rank == 0:
+            merge_csv(options.out, COLUMNS, KEY, point)
+        _say(ranks, f"{where}: {time.monotonic() - begun:.0f} s")
     return rows
+
+
+def _say(ranks: Ranks, text: str) -> None:
+    if ranks.rank == 0:
+        print(text, flush=True)
 
 
 def _check(model: RankPrefill, ranks: Ranks, name: str, reduce: Reduce, oracle: Reduce) -> None:
@@ -169,60 +221,17 @@ def _check(model: RankPrefill, ranks: Ranks, name: str, reduce: Reduce, oracle: 
             )
 
 
-def _time(
-    model: RankPrefill,
-    ranks: Ranks,
-    device: torch.device,
-    ids_BS: torch.Tensor,
-    reduces: dict[Comm, Reduce],
-    rounds: int,
-) -> tuple[dict[Comm, float], dict[Comm, dict[str, float]]]:
-    """Milliseconds of a prefill by comm, medians on the slowest rank, and of its parts on the first rank."""
-    whole: dict[Comm, list[float]] = {comm: [] for comm in reduces}
-    parts: dict[Comm, list[dict[str, float]]] = {comm: [] for comm in reduces}
-    for turn in range(WARM_ROUNDS + 2 * rounds):
-        model.watch.on = turn >= WARM_ROUNDS + rounds
-        for comm, reduce in reduces.items():
-            drain(device)
-            ranks.gather(None)  # ranks begin together
-            started = time.perf_counter()
-            with torch.inference_mode():
-                model(ids_BS, reduce)
-            drain(device)
-            spent_ms = 1e3 * (time.perf_counter() - started)
-            if model.watch.on:
-                taken = model.watch.take_ms()
-                parts[comm].append(taken | {"other_ms": spent_ms - sum(taken.values())})
-            elif turn >= WARM_ROUNDS:
-                whole[comm].append(spent_ms)
-    model.watch.on = False
-    times_ms = {comm: max(ranks.gather(statistics.median(times))) for comm, times in whole.items()}
-    return times_ms, {
-        comm: {name: statistics.median(each[name] for each in found) for name in PARTS} for comm, found in parts.items()
-    }
-
-
 def _row(
-    options: TtftBenchOptions,
-    prefill: Prefill,
-    device: torch.device,
-    comm: Comm,
-    reducer: str,
-    ttft_ms: float,
-    parts_ms: dict[str, float],
-    ratio: float,
+    options: TtftBenchOptions, prefill: Prefill, device: torch.device, way: Way, times: Times, ratio: float
 ) -> Row:
     layers = "" if options.layers is None else f"[{options.layers} layers]"
-    algorithm = comm.algorithm
-    if comm == UNQUANTIZED:
-        algorithm = "nccl" if device.type == "cuda" else "gloo"
-    elif reducer == "torch":
-        algorithm += UNFUSED
-    link = options.link or ("staged" if reducer == "staged" else PEER_LINK)
+    comm, algorithm = way
+    link = options.link or ("staged" if options.reducer == "staged" else PEER_LINK)
     found = (
         *(device_name(device), link, str(prefill.world_size), f"{options.model}{layers}", prefill.weights),
-        *(str(prefill.batch), str(prefill.tokens), comm.name, algorithm, f"{ttft_ms:.3f}"),
-        *(f"{parts_ms[name]:.3f}" for name in ("comm_ms", "gemm_ms", "attention_ms", "other_ms")),
-        f"{ratio:.3f}",
+        *(str(prefill.batch), str(prefill.tokens), comm.name, algorithm, f"{times.ttft_ms:.3f}"),
+        *(f"{times.parts_ms[name]:.3f}" for name in ("comm_ms", "gemm_ms", "attention_ms", "other_ms")),
+        *(f"{ratio:.3f}", f"{times.spread_ms:.3f}"),
+        "graph" if options.captures else "eager",
     )
     return dict(zip(COLUMNS, found, strict=True))

@@ -33,6 +33,8 @@ PARTS = {"gemm_ms": "gemm_s", "attention_ms": "attention_s", "other_ms": "other_
 PEER_LINK = "peer"
 # How the algorithm of a row ends that did not run as one kernel, which is what predictions are about.
 UNFUSED = " (unfused)"
+# Of a row of another framework's all-reduce, which no prediction is about.
+TWO_SHOT = "two_shot (symmetric memory)"
 # Where `fc-eval bench ttft` writes, and what this project measured.
 OWN, KEPT = Path("bench/ttft.csv"), Path("reports/bench/ttft.csv")
 
@@ -51,7 +53,7 @@ class Row:
 
     def is_of(self, gpu: Gpu, link: str) -> bool:
         """Whether this was measured on such a machine, and is what predictions are about."""
-        return is_same_machine(self.device, self.link, gpu, link) and not self.algorithm.endswith(UNFUSED)
+        return is_same_machine(self.device, self.link, gpu, link) and not self.algorithm.endswith((UNFUSED, TWO_SHOT))
 
     @property
     def shows(self) -> frozenset[str]:
