@@ -112,9 +112,8 @@ def test_cpu_ranks_write_rows_that_predictions_read_and_leave_alone(capsys, tmp_
 def test_no_point_is_begun_after_its_seconds_and_rows_before_are_kept(capsys, tmp_path):
     out = tmp_path / "ttft.csv"
     few = [*SMALL[:4], *SMALL[6:], "comm=int8", "layers=1", "points=1x20,2x20", f"out={out}"]
-    status, text, err = run_cli(capsys, "bench", "ttft", *few, "seconds=0.001")
+    status, _, err = run_cli(capsys, "bench", "ttft", *few, "seconds=0.001")
     assert status == 0, err
-    assert "left out: bf16, 2 x 20: seconds=0.001 are over" in text
     assert {row.prefill.batch for row in read_rows(out)} == {1}
 
 
