@@ -65,7 +65,8 @@ def _first_table(root: Path, source: str) -> str:
 
 def _allreduce_table(root: Path, source: str) -> str:
     """Of the CSV file of `fc-eval bench allreduce`."""
-    places = {place.link: place for place in read_places(root / source) if (place.device, place.world_size) == PLACE}
+    found = [place for place in read_places(root / source) if (place.device, place.world_size) == PLACE]
+    places = {place.link: place for place in found if place.dtype in ("", "bf16")}  # older rows do not say bf16
     known = {(link, line.label): line for link, place in places.items() for line in place.lines()}
     missing = [" ".join(key) for key in LINES if key not in known]
     if missing:

@@ -7,7 +7,8 @@ import pytest
 from test_cli import run_cli
 
 from fc_eval.bench.allreduce_page import page_of, times_table
-from fc_eval.bench.allreduce_rows import COLUMNS, ahead_from, best_ratios, read_places, size_text
+from fc_eval.bench.allreduce_rows import ADDED, COLUMNS, KEY, ahead_from, best_ratios, read_places, size_text
+from fc_eval.bench.table import merge_csv
 from fc_eval.errors import FcEvalError
 
 ROOT = Path(__file__).parents[1]
@@ -136,9 +137,28 @@ def test_links_have_sections_of_their_own(tmp_path):
     assert table.texts() == [["ours", "30.0", "", ""]]
 
 
+def test_dtypes_have_sections_of_their_own_and_files_without_them_read(tmp_path):
+    old = write(tmp_path / "a.csv", [row[:-1] for row in ONE_SIZE], COLUMNS[:-1])
+    (place,) = read_places(old)
+    assert (COLUMNS[-1], place.dtype, place.title) == ("dtype", "", "Some GPU, peer, W = 2")
+    measured = [dict(zip(COLUMNS, [*row[:-1], dtype], strict=True)) for dtype in ("bf16", "fp32") for row in ONE_SIZE]
+    merge_csv(old, COLUMNS, KEY, measured, ADDED)
+    titles = [place.title for place in read_places(old)]
+    assert titles == ["Some GPU, peer, W = 2", "Some GPU, peer, W = 2, bf16", "Some GPU, peer, W = 2, fp32"]
+    assert [len(place.rows) for place in read_places(old)] == [len(ONE_SIZE)] * 3
+    text, plots = page_of(old)
+    assert "## Some GPU, peer, W = 2, fp32" in text
+    names = [plot.name for plot in plots]
+    assert names == ["a_noise_w2", "a_noise_w2_bf16", "a_noise_w2_fp32"]
+
+
 WRONG = {
     "unknown column": ([*COLUMNS, "colour"], PEER, r"columns of `fc-eval bench allreduce` \(unknown colour\): give a"),
-    "missing column": ([*COLUMNS[:-2], "x", "ranks_equal"], PEER, r"\(unknown x; missing bytes_checked\)"),
+    "missing column": (
+        ["x" if name == "bytes_checked" else name for name in COLUMNS],
+        PEER,
+        r"\(unknown x; missing bytes_checked\)",
+    ),
     "no row": (COLUMNS, [], "has no row: measure some with `fc-eval bench allreduce out="),
     "format": (COLUMNS, [*PEER, *fused((1,), "two_step", "itn4")], "line 20: unknown format 'itn4'"),
     "time": (COLUMNS, lines("nccl", (-1,)), "line 2: W is below 2, or a size or time is not above 0"),

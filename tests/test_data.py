@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from huggingface_hub.errors import HfHubHTTPError
 
+from fc_eval.compose import compose_one
 from fc_eval.errors import FcEvalError
 from fc_eval.evaluate.data import (
     PROTOCOL_DATA,
@@ -24,8 +25,9 @@ from fc_eval.evaluate.data import (
     split_files,
 )
 from fc_eval.evaluate.loading import from_hub, hub_revision, load_column, loaded_commits, read_split, read_table
-from fc_eval.evaluate.sources import data_files
+from fc_eval.evaluate.sources import check_mirror, data_files
 from fc_eval.evaluate.spec import PerplexitySpec, TaskSpec
+from fc_eval.sweep.contents import contents
 
 ROOT = Path(__file__).parents[1]
 HUB = ROOT.parent / "shared" / "data" / "hub"
@@ -292,6 +294,25 @@ def test_the_mirror_at_hand_is_complete():
     assert (rows["piqa"], rows["arc_easy"], rows["arc_challenge"]) == (1838, 2376, 1172)
     assert (rows["hellaswag"], rows["winogrande"]) == (10042, 1267)
     assert len(load_column(PROTOCOL_DATA["wikitext2"], "text", HUB).texts) == 4358
+
+
+def test_a_folder_with_none_of_the_data_sets_is_refused_at_once(tmp_path, monkeypatch):
+    def asked(*args):
+        raise AssertionError("the Hub was asked")
+
+    monkeypatch.setattr("fc_eval.sweep.contents._commit", asked)
+    write(tmp_path / "baber/piqa/validation.parquet", [{"goal": "g"}])
+    piqa, wikitext, other = TaskSpec("piqa", "piqa"), PerplexitySpec("w", "wikitext2"), TaskSpec("boolq", "boolq")
+    for wrong in (tmp_path / "baber", tmp_path / "baber/piqa"):
+        words = [f"data.root={wrong}", "eval=[piqa,arc_easy]", "model=tiny", "comm=int4", "tp=2"]
+        with pytest.raises(
+            FcEvalError, match=f"data.root={wrong} holds none of the data sets .*baber/piqa, allenai/ai2"
+        ):
+            contents(compose_one(words))
+        check_mirror([other], wrong)
+        check_mirror([PerplexitySpec("t", "text")], wrong)
+        check_mirror([piqa], None)
+    check_mirror([piqa, wikitext], tmp_path)
 
 
 def test_a_mirror_that_lacks_a_data_set_is_told_where_it_belongs(tmp_path):

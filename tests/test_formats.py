@@ -1,5 +1,7 @@
 """`fc-eval formats`: what the table says of a format."""
 
+import re
+
 import pytest
 from test_cli import run_cli
 
@@ -27,6 +29,14 @@ def test_bits_of_a_message_count_everything(capsys, name, cells):
     row = out.splitlines()[1].split()
     assert row[:4] == cells
     assert "reference" in row[4:]
+
+
+def test_nominal_bits_that_depend_on_the_rows_say_for_which(capsys):
+    _, out, _ = run_cli(capsys, "formats", "channelwise_int4", "zeropp_int4", "--tokens", "2", "--hidden", "64")
+    by_column, flat = (re.split("  +", line) for line in out.splitlines()[1:])
+    # A scale of 16 bits per column is a quarter of a bit in 64 rows and 8 bits in 2; the codes are 4 bits.
+    assert by_column[:3] == ["channelwise_int4", "4.25 (T = H)", "12.0000"]
+    assert "T = H" not in flat[1]
 
 
 def test_codecs_that_cover_a_format(capsys):

@@ -52,6 +52,16 @@ def test_a_fit_of_calls_recovers_link_and_codec_within_their_errors(tmp_path):
     assert found.median_error < 2 * NOISE < found.median_error_before
 
 
+def test_calls_in_other_dtypes_do_not_count(tmp_path):
+    path = write_calls(tmp_path / "allreduce.csv")
+    head, *rows = path.read_text().splitlines()
+    assert head.endswith(",dtype")
+    said = [row + dtype for row, dtype in zip(rows, ["", "bf16", "fp16", "fp32"] * len(rows), strict=False)]
+    path.write_text("\n".join([head, *said]))
+    counted = [row for row in said if row.endswith((",", "bf16")) and (",nccl," in row or ",0," in row)]
+    assert 0 < len(read_calls(path)) == len(counted) < 32
+
+
 def test_a_prediction_names_the_calls_that_were_measured(tmp_path):
     calls = read_calls(write_calls(tmp_path / "allreduce.csv", noise=0.0))
     said = call_error_text(machine("h200", values=TRUE), calls)

@@ -28,11 +28,11 @@ import torch
 import torch.distributed as dist
 
 from fc_eval.bench.allreduce_page import write_page
-from fc_eval.bench.allreduce_rows import COLUMNS, FUSED, KEY, NCCL, TWO_SHOT, record_name
+from fc_eval.bench.allreduce_rows import ADDED, COLUMNS, FUSED, KEY, NCCL, TWO_SHOT, record_name
 from fc_eval.bench.bytes import SMALL_SHAPES, awkward_values
 from fc_eval.bench.circle import Circle, in_circle
 from fc_eval.bench.machine import device_name, provenance
-from fc_eval.bench.table import Row, merge_csv, text_table
+from fc_eval.bench.table import Row, merge_csv, rows_to_keep, text_table
 from fc_eval.bench.timing import sets_of_buffers
 from fc_eval.codec.base import DTYPE_NAMES, DTYPES
 from fc_eval.codec.format_ints import format_ints
@@ -91,16 +91,17 @@ def bench_all_reduce(options: AllReduceBenchOptions, command: str) -> int:
     """Checks, times, prints and writes.
 
     Raises:
-        FcEvalError: no GPU, no peer access, a comm that the kernel does not cover, or bytes that differ; with `plot`, a
-            file that this bench did not write.
+        FcEvalError: no GPU, no peer access, a comm that the kernel does not cover, bytes that differ, or an `out` or
+            `plot` that this bench did not write.
     """
     if options.plot is not None:
         print(f"written: {write_page(options.plot)}")
         return 0
+    rows_to_keep(options.out, COLUMNS, ADDED)
     rows: list[Row] = in_circle(options.ranks, options.virtual == "true", options.transport, measure, options)
     table = text_table(PRINTED, rows)
     print(table, flush=True)
-    merge_csv(options.out, COLUMNS, KEY, rows)
+    merge_csv(options.out, COLUMNS, KEY, rows, ADDED)
     record = options.out.with_name(record_name(options.out.stem, rows[0]["link"], options.ranks))
     device = torch.device("cuda", torch.cuda.current_device())
     record.write_text(f"{provenance(device)}\n\n$ {command}\n{table}\n")
@@ -119,7 +120,7 @@ def measure(circle: Circle, options: AllReduceBenchOptions) -> list[Row]:
         count = sets_of_buffers(2 * kib * 1024, circle.device)
         sources = [circle.draw(tokens, HIDDEN, dtype, seed) for seed in range(count)]
         everyones = circle.everyones(sources[0])
-        row = partial(_row, circle, tokens * HIDDEN * dtype.itemsize, link_gbps)
+        row = partial(_row, circle, tokens * HIDDEN * dtype.itemsize, DTYPE_NAMES[dtype], link_gbps)
         nccl_us = None
         for name, calls in _others(circle, sources).items():
             time_us = circle.median_us(calls)
@@ -154,6 +155,7 @@ def _into(circle: Circle, comm: Comm, source: torch.Tensor, blocks: int) -> Call
 def _row(
     circle: Circle,
     nbytes: int,
+    dtype: str,
     link_gbps: float | None,
     implementation: str,
     algorithm: str,
@@ -187,6 +189,7 @@ def _row(
         "sqnr_db": "",
         "bytes_checked": "",
         "ranks_equal": "",
+        "dtype": dtype,
     }
 
 

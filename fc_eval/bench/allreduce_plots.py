@@ -18,7 +18,7 @@ def place_plots(stem: str, place: Place) -> list[Plot]:
         stem: how the plots' names begin, so that those of two CSV files can lie in one folder.
         place: what is drawn.
     """
-    slug = file_name(f"{place.device}_{place.link}_w{place.world_size}")
+    slug = file_name("_".join([place.device, place.link, f"w{place.world_size}", *filter(None, [place.dtype])]))
     ratio = f"A comm is faster than NCCL in the same run where its line is above 1; {place.title}."
     share = f"What the busiest rank sends, over the time and the bandwidth of a plain copy in the run; {place.title}."
     plots = [
@@ -30,16 +30,18 @@ def place_plots(stem: str, place: Place) -> list[Plot]:
 
 
 def noise_plots(stem: str, places: Sequence[Place]) -> list[Plot]:
-    """Signal over quantization noise beside bytes, one plot per W with two comms or more: links change neither."""
+    """Signal over quantization noise beside bytes, a plot per W and dtype with two comms or more, whatever the link."""
     plots = []
-    for world_size in sorted({place.world_size for place in places}):
-        members = [place for place in places if place.world_size == world_size]
+    for world_size, dtype in sorted({(place.world_size, place.dtype) for place in places}):
+        members = [place for place in places if (place.world_size, place.dtype) == (world_size, dtype)]
         largest = {line.label: list(line.by_size.values())[-1] for place in members for line in place.lines()}
         points = {
             label: (100 * row.bytes_share, row.sqnr_db) for label, row in largest.items() if row.sqnr_db is not None
         }
         if len(points) > 1:
-            plots.append(_noise_plot(f"{stem}_noise_w{world_size}", points, world_size))
+            known = list(filter(None, [dtype]))
+            name = "_".join([f"{stem}_noise_w{world_size}", *known])
+            plots.append(_noise_plot(name, points, ", ".join([f"W = {world_size}", *known])))
     return plots
 
 
@@ -116,7 +118,7 @@ def _blocks_plot(name: str, place: Place) -> Plot | None:
         return finish(name, caption, figure, wide=True)
 
 
-def _noise_plot(name: str, points: dict[str, tuple[float, float]], world_size: int) -> Plot:
+def _noise_plot(name: str, points: dict[str, tuple[float, float]], where: str) -> Plot:
     with styled(name):
         figure, (axes,) = figure_with_axes(6.4, 4.0)
         for k, (label, (x, y)) in enumerate(points.items()):
@@ -125,5 +127,5 @@ def _noise_plot(name: str, points: dict[str, tuple[float, float]], world_size: i
         axes.margins(x=0.25, y=0.12)
         axes.set_xlabel("bytes of the busiest rank, % of unquantized")
         axes.set_ylabel("signal over noise, dB")
-        caption = f"Signal over quantization noise beside bytes, normally distributed partial sums, W = {world_size}."
+        caption = f"Signal over quantization noise beside bytes, normally distributed partial sums, {where}."
         return finish(name, caption, figure)

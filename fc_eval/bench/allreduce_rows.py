@@ -1,4 +1,4 @@
-"""Measured all-reduces: rows of `fc-eval bench allreduce` by device, link and W, as lines over the message size."""
+"""Measured all-reduces: rows of `fc-eval bench allreduce` by device, link, W and dtype, as lines over the size."""
 
 import math
 from collections.abc import Sequence
@@ -12,9 +12,10 @@ from fc_eval.results.measured_csv import MEND, read_measured
 COLUMNS = (
     *("device", "link", "world_size", "implementation", "algorithm", "format", "group_size", "size_bytes", "blocks"),
     *("time_us", "algbw_gbps", "busbw_gbps", "wire_bytes", "link_fraction", "ratio_to_nccl", "sqnr_db"),
-    *("bytes_checked", "ranks_equal"),
+    *("bytes_checked", "ranks_equal", "dtype"),
 )
-KEY = COLUMNS[:9]
+ADDED = ("dtype",)  # what files of earlier versions lack
+KEY = (*COLUMNS[:9], "dtype")
 
 FUSED, NCCL, TWO_SHOT = "fused", "nccl", "symm_mem_two_shot"
 LABELS = {NCCL: "NCCL", TWO_SHOT: "PyTorch symmetric memory, two-shot"}
@@ -32,6 +33,7 @@ class AllReduceRow:
         comm: None for what does not quantize.
         blocks: thread blocks per rank; 0 is the kernel's default, None what is not the fused kernel.
         wire_bytes: what the busiest rank sends.
+        dtype: of the values; '' where it was not noted.
         link_fraction: the share of the link that these are; None where ranks share a GPU.
         ratio_to_nccl: how many times as fast as NCCL in the same run; None where NCCL was not measured.
         sqnr_db: signal over quantization noise; None for what does not quantize.
@@ -46,6 +48,7 @@ class AllReduceRow:
     blocks: int | None
     time_us: float
     wire_bytes: int
+    dtype: str
     link_fraction: float | None
     ratio_to_nccl: float | None
     sqnr_db: float | None
@@ -90,17 +93,18 @@ class Line:
 
 @dataclass(frozen=True)
 class Place:
-    """All rows of one device, link and W, in the order of the file."""
+    """All rows of one device, link, W and dtype ('' where that was not noted), in the order of the file."""
 
     device: str
     link: str
     world_size: int
+    dtype: str
     rows: tuple[AllReduceRow, ...]
 
     @property
     def title(self) -> str:
-        """'NVIDIA H200, peer, W = 2'."""
-        return f"{self.device}, {self.link}, W = {self.world_size}"
+        """'NVIDIA H200, peer, W = 2, bf16'."""
+        return ", ".join([self.device, self.link, f"W = {self.world_size}", *filter(None, [self.dtype])])
 
     @property
     def sizes(self) -> list[int]:
@@ -119,15 +123,15 @@ class Place:
 
 
 def read_places(path: Path) -> list[Place]:
-    """The rows of a file by device, link and W, in the order in which these first appear.
+    """The rows of a file by device, link, W and dtype, in the order in which these first appear.
 
     Raises:
         FcEvalError: no such file, other columns, no row, or a row with a value that is not possible.
     """
 
     def check(names: list[str]) -> None:
-        if set(names) != set(COLUMNS):
-            apart = {"unknown": set(names) - set(COLUMNS), "missing": set(COLUMNS) - set(names)}
+        apart = {"unknown": set(names) - set(COLUMNS), "missing": set(COLUMNS) - set(names) - set(ADDED)}
+        if any(apart.values()):
             what = "; ".join(f"{word} {', '.join(sorted(found))}" for word, found in apart.items() if found)
             raise FcEvalError(
                 f"{path} does not have the columns of `fc-eval bench allreduce` ({what}): give a file that it wrote"
@@ -136,9 +140,9 @@ def read_places(path: Path) -> list[Place]:
     rows = [_row(path, line, said) for line, said in read_measured(path, check)]
     if not rows:
         raise FcEvalError(f"{path} has no row: measure some with `fc-eval bench allreduce out={path}`")
-    places: dict[tuple[str, str, int], list[AllReduceRow]] = {}
+    places: dict[tuple[str, str, int, str], list[AllReduceRow]] = {}
     for row in rows:
-        places.setdefault((row.device, row.link, row.world_size), []).append(row)
+        places.setdefault((row.device, row.link, row.world_size, row.dtype), []).append(row)
     return [Place(*key, tuple(members)) for key, members in places.items()]
 
 
@@ -199,5 +203,6 @@ def _row(path: Path, line: int, said: dict[str, str]) -> AllReduceRow:
         blocks,
         time_us,
         wire_bytes,
+        said.get("dtype", ""),
         *(known.get(key) for key in ("link_fraction", "ratio_to_nccl", "sqnr_db")),
     )

@@ -33,7 +33,7 @@ import torch
 from fc_eval.bench.bytes import check_small, same_bytes
 from fc_eval.bench.machine import device_name, device_of, provenance, use_threads
 from fc_eval.bench.operations import Problem, call_into, result_of, writes_into_buffers
-from fc_eval.bench.table import Row, merge_csv, text_table
+from fc_eval.bench.table import Row, merge_csv, rows_to_keep, text_table
 from fc_eval.bench.timing import Timed, median_times_us, sets_of_buffers
 from fc_eval.codec.base import DTYPES, Codec
 from fc_eval.codec.reference import ReferenceCodec
@@ -103,6 +103,7 @@ def bench_codec(options: CodecBenchOptions, command: str) -> int:
         FcEvalError: no such device, a format that no codec or only one covers, or bytes that differ.
     """
     device = device_of(options.device)
+    rows_to_keep(options.csv_path, COLUMNS)
     use_threads(options.threads)
     dtype = DTYPES[options.dtype]
     rows: list[Row] = []

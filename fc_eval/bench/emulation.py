@@ -25,7 +25,7 @@ import torch
 from transformers import PreTrainedModel
 
 from fc_eval.bench.machine import device_name, device_of, use_threads
-from fc_eval.bench.table import Row, merge_csv, text_table
+from fc_eval.bench.table import Row, merge_csv, rows_to_keep, text_table
 from fc_eval.codec.base import DTYPES
 from fc_eval.compose import compose_one
 from fc_eval.errors import FcEvalError, unknown
@@ -82,6 +82,7 @@ def bench_emulation(options: EmulationBenchOptions, command: str) -> int:
         FcEvalError: a model, comm, codec or device that is not possible.
     """
     device = device_of(options.device)
+    rows_to_keep(options.out, COLUMNS)
     use_threads(options.threads)
     model, name, dtype = _model(options)
     vocabulary = model.get_input_embeddings().num_embeddings

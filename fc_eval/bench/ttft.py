@@ -33,7 +33,7 @@ from fc_eval.bench.group import in_group
 from fc_eval.bench.machine import DEVICES, device_name, device_of, provenance
 from fc_eval.bench.passes import Times, Way, symmetric_two_shot, timed
 from fc_eval.bench.prefill import RankPrefill, Reduce, check_split
-from fc_eval.bench.table import Row, merge_csv, text_table
+from fc_eval.bench.table import Row, merge_csv, rows_to_keep, text_table
 from fc_eval.codec.select import get_codec
 from fc_eval.collective.comm import Comm, parse_comm
 from fc_eval.collective.ranks import Ranks
@@ -138,6 +138,7 @@ def bench_ttft(options: TtftBenchOptions, command: str) -> int:
             "bench ttft needs two CUDA devices or more, and torch sees none here; device=cpu reducer=torch model=tiny "
             "shows how it works, and its times say nothing of GPUs"
         )
+    rows_to_keep(options.out, COLUMNS)
     rows: list[Row] = in_group(options.device, options.tp, measure, options)
     table = text_table(COLUMNS, rows)
     print(table, flush=True)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from fc_eval.codec.peers.table import PEERS, PeerFormat
-from fc_eval.collective.peer_rules import message_of
+from fc_eval.collective.peer_rules import RULES, message_of
 from fc_eval.errors import FcEvalError
 from fc_eval.wire.format import FORMATS, parse_format
 from fc_eval.wire.layout import layout, nominal_bits
@@ -50,7 +50,10 @@ def formats_table(names: Sequence[str], tokens: int, hidden: int, dtype: str) ->
                 covers.append(codec)
             except FcEvalError:
                 pass  # a fact for the table, not a mistake
-        rows.append([fmt.name, f"{nominal:.4g}", f"{bits:.4f}", f"{ratio:.2f}x", ", ".join(covers) or "none here"])
+        where = " (T = H)" if isinstance(fmt, PeerFormat) and RULES[fmt.system].columns else ""  # a scale per column
+        rows.append(
+            [fmt.name, f"{nominal:.4g}{where}", f"{bits:.4f}", f"{ratio:.2f}x", ", ".join(covers) or "none here"]
+        )
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join(lines if names else [*lines, SUFFIXES])

@@ -78,6 +78,23 @@ def sources(spec: EvalSpec, root: Path | None) -> Sources:
     return joined(parts)
 
 
+def check_mirror(specs: Iterable[EvalSpec], root: Path | None) -> None:
+    """Refuses a mirror with none of the data sets of these evaluations, before the Hub is asked for all of them.
+
+    A mirror of some of them is one; of a task that only lm-eval knows the data sets are not known here.
+
+    Raises:
+        FcEvalError: `root` is not a folder, or holds none of them.
+    """
+    needed = [refs(spec) for spec in specs]
+    ids = dict.fromkeys(ref.id for known in needed for ref in known or ())
+    if root is not None and ids and None not in needed and all(dataset_folder(one, root) is None for one in ids):
+        raise FcEvalError(
+            f"data.root={root} holds none of the data sets that are read, of which each is a folder OWNER/NAME "
+            f"({', '.join(ids)}): give the folder around these, or leave out data.root to read from the Hub"
+        )
+
+
 def data_files(specs: Iterable[EvalSpec], root: str | Path | None) -> list[Path]:
     """Every local file whose contents decide a result; raises as `sources`."""
     folder = Path(root) if root is not None else None

@@ -1,12 +1,12 @@
 """Measured all-reduces: rows of the CSV file of `fc-eval bench allreduce`, and how far a predicted call is off.
 
-Of its rows those of NCCL and of the fused kernel with its own number of blocks count; the others are other
-implementations, or that kernel with a number of blocks that nobody would run.
+Of its rows those of NCCL and of the fused kernel with its own number of blocks count, in bf16; the others are other
+implementations or dtypes, or that kernel with a number of blocks that nobody would run.
 """
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,11 +68,13 @@ def read_calls(path: Path) -> list[Call]:
         FcEvalError: no such file, other columns, or a row with a value that is not possible.
     """
     lines = read_measured(path, expect_columns(path, NEEDED, "bench allreduce"))
-    wanted = [(line, said) for line, said in lines if (said["implementation"], said["blocks"]) in _COUNTED]
-    return [_call(path, line, said) for line, said in wanted]
+    return [_call(path, line, said) for line, said in lines if _counts(said)]
 
 
-_COUNTED = {("nccl", ""), ("fused", "0")}
+def _counts(said: Mapping[str, str]) -> bool:
+    """Whether predictions are about such a row; files of earlier versions say no dtype: bf16 is assumed."""
+    kind = (said["implementation"], said["blocks"])
+    return kind in {("nccl", ""), ("fused", "0")} and said.get("dtype", "") in ("", "bf16")
 
 
 def call_error_text(machine: Machine, calls: Sequence[Call]) -> str | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fc_eval.config import RunConfig
 from fc_eval.evaluate.calibration import calibration_sources
-from fc_eval.evaluate.sources import Sources, sources
+from fc_eval.evaluate.sources import Sources, check_mirror, sources
 from fc_eval.models.config import ModelConfig, model_files
 from fc_eval.models.smoothed import needs_calibration
 from fc_eval.results.fingerprint import CALIBRATION, files_digest
@@ -54,8 +54,10 @@ def contents(config: RunConfig) -> Contents:
     """What a run with a `pinned` model reads.
 
     Raises:
-        FcEvalError: a file is missing or cannot be read, or lm-eval has no such task.
+        FcEvalError: a file is missing or cannot be read, lm-eval has no such task, or `data.root` holds no data set.
     """
+    root = Path(config.data_root) if config.data_root else None
+    check_mirror(config.eval.specs, root)
     unknown: list[str] = []
     model = files_digest(model_files(config.model))
     if config.model.hub_id is not None and config.model.path is None:
@@ -65,7 +67,6 @@ def contents(config: RunConfig) -> Contents:
             unknown.append(
                 f"model {config.model.hub_id}@{config.model.revision}: its commit is not known ({commit.why})"
             )
-    root = Path(config.data_root) if config.data_root else None
     data: dict[str, tuple[str, ...]] = {}
     commits: dict[str, str | None] = {}
 
