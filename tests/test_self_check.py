@@ -83,7 +83,7 @@ def test_products_are_off_by_what_rounding_does_in_all_rows_but_the_first(dtype,
         assert abs(relative.sign().mean()) < 0.1  # random signs of 3072 values: 0.02 expected
 
 
-@pytest.mark.parametrize(("dtype", "weight"), [("fp32", 1e4), ("fp16", 300.0), ("bf16", 100.0)])
+@pytest.mark.parametrize(("dtype", "weight"), [("fp32", 1e4), ("fp16", 300.0), ("bf16", 80.0)])
 def test_partial_sums_that_cancel_are_rounded_by_their_own_size(dtype, weight):
     model = model_with(None, DOWN, dtype)
     mlp, half = model.get_submodule("model.layers.1.mlp"), TINY_SHAPE.intermediate // 2
@@ -96,8 +96,8 @@ def test_partial_sums_that_cancel_are_rounded_by_their_own_size(dtype, weight):
 
 
 def test_a_bound_is_never_so_large_that_no_split_could_be_wrong():
-    assert rounding_bound(1e-3) == 2e-3
-    assert rounding_bound(1e-3, slack=3.0) == pytest.approx(6e-3)  # one product more
+    assert rounding_bound(1e-3) == 3e-3
+    assert rounding_bound(1e-3, slack=3.0) == pytest.approx(9e-3)  # one product more
     assert rounding_bound(0.9) == LARGEST_BOUND
 
 
