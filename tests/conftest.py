@@ -158,7 +158,6 @@ def in_this_process(monkeypatch, one_thread):
     from fc_eval.sweep import child, planned_run
 
     def run_here(folder, seat):
-        folder.set_status("running", child=None)
         with folder.log_path.open("a") as log, contextlib.redirect_stdout(log):
             code = run.main(str(folder.path))
         return child.Ending(code, 0.0, child._explain(code, folder.log_path.read_text().splitlines()))

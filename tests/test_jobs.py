@@ -17,12 +17,14 @@ from fc_eval.compose import compose_one
 from fc_eval.errors import FcEvalError, Terminated
 from fc_eval.launch import USER_ERROR_EXIT, sigterm_raises
 from fc_eval.results import files
+from fc_eval.results import store as stores
 from fc_eval.results.store import RunFolder, RunStore
 from fc_eval.sweep import child, planned_run
 from fc_eval.sweep import plan as planning
 from fc_eval.sweep.child import Ending, Seat, child_environment
-from fc_eval.sweep.execute import execute
+from fc_eval.sweep.execute import execute, planned, summarize
 from fc_eval.sweep.plan import plan
+from fc_eval.sweep.planned_run import Outcome
 
 ROOT = Path(__file__).parents[1]
 TINY = ["model=tiny", "tp=2", "eval=text", "eval.limit=2", "eval.runs.text.window_tokens=64", "threads=1", "device=cpu"]
@@ -38,7 +40,6 @@ def children(monkeypatch):
     def run(folder: RunFolder, seat: Seat) -> Ending:
         name = folder.path.name.split("-")[1]
         started.append(name)
-        folder.set_status("running")
         return ends.get(name, Ending(1, 0.5, "it failed"))
 
     ends: dict[str, Ending] = {}
@@ -178,6 +179,30 @@ def test_waiting_for_another_process_is_said_once(tmp_path, children):
     assert children[0] == ["fp32_ordered"]
     name = store.folder(target.name, target.fingerprint).path.name
     assert said[1:] == [f"> {name}", f"! {name}: failed: it failed (1 of 1)"]
+
+
+@pytest.mark.parametrize("file", ["status.json", "config.yaml"])
+def test_a_run_that_has_just_begun_is_not_said_to_be_broken(tmp_path, children, monkeypatch, file):
+    store, said = RunStore(tmp_path / "runs"), []
+    store.prepare()
+    (run,) = planned(compose_one([*TINY, "comm=fp32_ordered"]), store)
+    beside = Outcome("failed", store.folder("other", "f" * 64), error="it failed")
+
+    def another_command_looks() -> None:
+        assert not run.is_done(said.append)
+        summarize([beside], said.append)
+
+    def write_and_look(path: Path, data: bytes) -> None:
+        write_atomic(path, data)
+        if path.name == file:
+            another_command_looks()
+
+    write_atomic = files.write_atomic
+    for module in (files, stores):
+        monkeypatch.setattr(module, "write_atomic", write_and_look)
+    assert run(say=lambda text: None).error == "it failed"
+    assert said  # it has looked
+    assert [line for line in said if "broken" in line] == []
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def child_environment() -> dict[str, str]:
 
 
 def run_child(folder: RunFolder, seat: Seat) -> Ending:
-    """Carries out the run of a folder; what it prints goes to the screen and to the folder's log.
+    """Carries out the run of a folder that is said to be running; what it prints goes to the screen and to its log.
 
     Raises:
         KeyboardInterrupt: the user or the system (`Terminated`) stopped this process; the child has ended, too.
@@ -104,7 +104,6 @@ def run_child(folder: RunFolder, seat: Seat) -> Ending:
         FcEvalError, OSError: the folder cannot be written; the child has ended.
     """
     started = time.time()
-    folder.set_status("running", child=None)
     tail: deque[str] = deque(maxlen=TAIL_LINES)
     prefix = f"{folder.path.name}: ".encode() if seat.named else b""
     environment = child_environment() | dict(seat.environment)

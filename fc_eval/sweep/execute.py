@@ -155,8 +155,9 @@ def _broken(mine: set[Path]) -> Iterator[tuple[str, str]]:
             if path in mine or path.name.startswith(".") or not path.is_dir() or not is_run(path):
                 continue
             try:
-                unfinished(path, time.time())
-                RunFolder(path, "").read_config()
+                problem = unfinished(path, time.time())
+                if problem is None or problem.state != "running":  # one that has just begun may have no configuration
+                    RunFolder(path, "").read_config()
             except FcEvalError as error:
                 yield path.name, str(error).replace(f"{path}/", "")
             except OSError as error:

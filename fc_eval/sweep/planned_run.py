@@ -106,6 +106,7 @@ class PlannedRun:
     def _compute(self, seat: Seat) -> Outcome:
         """Runs the child and judges what it left."""
         folder = self.folder
+        folder.set_status("running", child=None)  # first: a folder without a status is broken for whoever looks at it
         write_plan(self.plan, self.baseline.plan.fingerprint if self.baseline else None, folder)
         ending = run_child(folder, seat)
         error = ending.error
