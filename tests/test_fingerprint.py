@@ -9,7 +9,7 @@ import pytest
 
 from fc_eval.errors import FcEvalError
 from fc_eval.results import fingerprint
-from fc_eval.results.fingerprint import file_sha256, files_digest
+from fc_eval.results.fingerprint import file_sha256, files_digest, package_versions
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -129,3 +129,19 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
         files_digest([tmp_path / "nowhere"])
     with pytest.raises(FcEvalError, match=r"Is a directory \(EISDIR\)"):
         file_sha256(tmp_path)
+
+
+def test_another_version_is_seen_and_a_missing_package_said(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    assert package_versions(["made_up"]) == {"made_up": "missing"}
+    for now in ("1.0", "1.1"):
+        for before in tmp_path.glob("*"):
+            (before / "METADATA").unlink()
+            before.rmdir()
+        folder = tmp_path / f"made_up-{now}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: made_up\nVersion: {now}\n")
+        os.utime(tmp_path, ns=(0, int(now[-1])))  # installing takes longer than the clock's tick; this does not
+        assert package_versions(["made_up"]) == {"made_up": now}
+    package_versions(["made_up"]).clear()  # the caller's own
+    assert package_versions(["made_up"]) == {"made_up": "1.1"}

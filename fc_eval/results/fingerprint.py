@@ -4,9 +4,11 @@ import hashlib
 import json
 import os
 import platform
+import sys
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,20 @@ PACKAGES = ("fc-eval", "torch", "transformers", "tokenizers", "accelerate", "lm_
 
 def package_versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
     """Installed versions by name, 'missing' where a package is not there. Imports none of them."""
+    # Reading the metadata takes 5 ms, and each run of a sweep is planned twice. A version is part of a folder's name, so
+    # whatever installs another one changes the time of the folder above, as Python's own cache of these names assumes.
+    return dict(_versions(tuple(packages), tuple((place, _changed(place)) for place in sys.path)))
+
+
+def _changed(place: str) -> int | None:
+    try:
+        return os.stat(place or ".").st_mtime_ns
+    except OSError:  # not every entry is there
+        return None
+
+
+@lru_cache(maxsize=8)
+def _versions(packages: tuple[str, ...], places: tuple[tuple[str, int | None], ...]) -> dict[str, str]:
     found = {}
     for name in packages:
         try:
