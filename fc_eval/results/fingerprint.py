@@ -29,7 +29,7 @@ PACKAGES = ("fc-eval", "torch", "transformers", "tokenizers", "accelerate", "lm_
 
 def package_versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
     """Installed versions by name, 'missing' where a package is not there. Imports none of them."""
-    # Reading the metadata takes 5 ms, and each run of a sweep is planned twice. A version is part of a folder's name, so
+    # Reading them takes 5 ms, and each run of a sweep is planned twice. A version is part of a folder's name, so
     # whatever installs another one changes the time of the folder above, as Python's own cache of these names assumes.
     return dict(_versions(tuple(packages), tuple((place, _changed(place)) for place in sys.path)))
 
