@@ -92,11 +92,19 @@ def _report(rest: list[str]) -> int:
         "--out", type=Path, default=Path("report"), metavar="DIR", help="where the report goes (default: report)"
     )
     parser.add_argument(
-        "--experiment", action="append", default=[], metavar="NAME", help="a section on its runs; all: every experiment"
+        "--experiment",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a section on its runs; all: every experiment with runs of its own setting",
     )
+    parser.add_argument("--only-experiments", action="store_true", help="leave out the sections on all of the runs")
     given = parser.parse_args(rest)
     names = options("experiment") if "all" in given.experiment else dict.fromkeys(given.experiment)
-    report = build_report(given.runs, given.out, experiments=[experiment(name) for name in names])
+    if given.only_experiments and not names:
+        raise FcEvalError("--only-experiments leaves nothing to report: name an experiment with --experiment NAME|all")
+    chosen = [experiment(name) for name in names]
+    report = build_report(given.runs, given.out, experiments=chosen, only_experiments=given.only_experiments)
     print(report.summary)
     return 0
 

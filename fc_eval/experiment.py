@@ -99,6 +99,11 @@ class Experiment:
         return tuple(self.sweep.get("policy", (self.run.get("policy", UNIFORM),)))
 
     @property
+    def sizes(self) -> tuple[int, ...]:
+        """Its tensor-parallel sizes; none where that is left to the command line."""
+        return tuple(self.sweep.get("tp", (self.run["tp"],) if "tp" in self.run else ()))
+
+    @property
     def weights(self) -> str | None:
         """How it stores the model's weights; None where that is left to the command line."""
         weights = self.run.get("model.weights")

@@ -199,3 +199,83 @@ def test_an_experiment_with_weights_of_its_own_has_runs_with_these_alone(tmp_pat
     assert [part.title for part in section.parts] == ["smollm2, bf16, W8A8 (alpha 0.85) weights, tp=4, cpu"]
     # An experiment that leaves weights to the command line has both.
     assert len(experiment_section(experiment("flash_c4_perplexity"), [*native, *w8a8]).parts) == 2
+
+
+def sections(found, groups):
+    return experiment_section(experiment(found), groups)
+
+
+def test_where_an_experiments_own_setting_was_run_other_settings_are_not_shown(tmp_path):
+    own, tp2, text = Run(), Run(tp=2), Run(texts=("c4",))
+    arms = [quantized(base, "int4", 4.25, 0.02) for base in (own, tp2, text)]
+    groups = groups_of(tmp_path, own, tp2, text, *arms, quantized(own, "int8", 8.25, 0.001))
+    section = sections("flash_wikitext2_perplexity", groups)  # WikiText-2 at tp=4
+    assert [part.title for part in section.parts] == ["smollm2, bf16, tp=4, cpu"]
+    facts = dict(section.facts)
+    assert facts["Run"] == "2 of 4: the rest is missing."
+    assert facts["Not run"] == "2 of 4 comms: plain, INT6 (INT4 reduce, INT8 gather) g128."
+    assert "Measured otherwise" not in facts
+    across = sections("flash_world_size", groups)  # tp=2, 4 and 8
+    assert [part.title for part in across.parts] == ["smollm2, bf16, tp=2, cpu", "smollm2, bf16, tp=4, cpu"]
+    assert dict(across.facts)["Run"] == "3 of 12: the rest is missing."
+    assert len(across.across) == 1
+
+
+def test_the_policies_of_an_experiment_are_arms_of_their_own(tmp_path):
+    base = Run(texts=("c4",))
+    runs = [
+        quantized(base, "int4", 4 + 32 / g, 0.02, group=g, policy=policy)
+        for g in (128, 32)
+        for policy in experiment("flash_fig5_layers").policies
+    ]
+    section = sections("flash_fig5_layers", groups_of(tmp_path, base, *runs))
+    assert dict(section.facts)["Run"] == "10 of 10."
+
+
+def test_runs_of_another_size_alone_are_shown_and_said(tmp_path):
+    base = Run(tp=2)
+    groups = groups_of(tmp_path, base, quantized(base, "int4", 4.25, 0.02))
+    facts = dict(sections("flash_wikitext2_perplexity", groups).facts)
+    assert facts["Run"] == "0 of 4: none in its own setting."
+    assert facts["Measured otherwise"] == "with tp=2; the experiment's own: tp=4."
+    assert experiment_section(experiment("flash_wikitext2_perplexity"), groups, only_own=True) is None
+
+
+def test_runs_that_measured_more_besides_stand_in_one_table(tmp_path):
+    """The baselines' windows are the same, so INT4 of the one and INT8 of the other are compared with one number."""
+    few, more = Run(), Run(texts=("wikitext2", "c4"))
+    groups = groups_of(
+        tmp_path,
+        few,
+        more,
+        quantized(few, "int4", 4.25, 0.02),
+        quantized(more, "int4", 4.25, 0.02),  # the same arm twice: once in the table
+        quantized(more, "int8", 8.25, 0.001),
+    )
+    assert len(groups) == 2
+    (part,) = sections("flash_wikitext2_perplexity", groups).parts
+    assert part.title == "smollm2, bf16, tp=4, cpu"
+    assert [row[0] for row in table_texts(part.summary)] == ["baseline (fp32 ordered)", "INT8 g128", "INT4 g128"]
+    other = replace(more, mean_nll=3.1)
+    groups = groups_of(tmp_path / "b", few, other, *(quantized(base, "int4", 4.25, 0.02) for base in (few, other)))
+    assert len(sections("flash_wikitext2_perplexity", groups).parts) == 2
+
+
+def test_a_report_of_experiments_alone(tmp_path, capsys):
+    base = Run()
+    for run in (base, *grid(base)):
+        write_run(tmp_path / "runs", run)
+    arguments = ["report", str(tmp_path / "runs"), "--out", str(tmp_path / "out"), "--only-experiments"]
+    assert main([*arguments, "--experiment", "flash_ring_two_step", "--experiment", "flash_c4_perplexity"]) == 0
+    lines = (tmp_path / "out" / "report.md").read_text().splitlines()
+    assert [line for line in lines if line.startswith("## ")] == [
+        "## Ring and two-step over the world size",  # flash_c4_perplexity has no runs of C4
+        "## How to read this",
+        "## Provenance",
+    ]
+    plots = [path.stem for path in (tmp_path / "out" / "plots").iterdir()]
+    assert plots
+    assert all(name.startswith("flash_ring_two_step_") for name in plots)
+    capsys.readouterr()
+    assert main(arguments) == 2
+    assert "name an experiment" in capsys.readouterr().err

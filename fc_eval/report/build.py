@@ -44,6 +44,7 @@ def build_report(
     out_dir: Path,
     include_partial: bool = True,
     experiments: Sequence[Experiment] = (),
+    only_experiments: bool = False,
 ) -> Report:
     """Writes `report.html`, `report.md`, `results.csv`, `plots/` and, where layer errors were measured, `layers.csv`.
 
@@ -53,7 +54,9 @@ def build_report(
         run_dirs: one or several folders of runs.
         out_dir: where the report goes; made if it is not there, files of an older report are replaced.
         include_partial: whether evaluations of a part of their samples count.
-        experiments: those that get a section of their own, as far as their comms are among the runs.
+        experiments: those that get a section of their own: of several, where runs have its own setting; one that is
+            asked for alone, where its comms are among the runs at all.
+        only_experiments: whether the sections on all of the runs are left out.
 
     Raises:
         FcEvalError: a missing or empty RUNS folder, no finished run, none of the one experiment that is asked for, or
@@ -67,8 +70,10 @@ def build_report(
     if not records:
         raise _nothing(folders, problems)
     pairs = pair_runs(records)
-    page = make_page(pairs, problems, experiments)
-    if len(experiments) == 1 and not page.experiments:
+    page = make_page(pairs, problems, experiments, only_experiments)
+    if (len(experiments) == 1 or only_experiments) and not page.experiments:
+        if len(experiments) != 1:
+            raise FcEvalError("none of these runs belongs to one of the experiments: leave out --only-experiments")
         name = experiments[0].name
         raise FcEvalError(
             f"none of these runs belongs to the experiment {name}: compute them with "

@@ -1,6 +1,6 @@
 """The section of one experiment: its runs among those of a report, with the tables and plots that its file asks for.
 
-A run belongs to an experiment whose comms, policies and evaluations are its own, whatever it was computed for.
+`members` says which runs are an experiment's, whatever they were computed for.
 """
 
 import shlex
@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 
 from fc_eval.collective.comm import parse_comm
 from fc_eval.cost import costs
-from fc_eval.errors import FcEvalError
 from fc_eval.experiment import Experiment, Published
 from fc_eval.report.figure import Plot
-from fc_eval.report.groups import Group, find, row_labels
+from fc_eval.report.groups import Group, find
 from fc_eval.report.layers import layer_tables
+from fc_eval.report.members import Members, comm_name, coverage, members
 from fc_eval.report.pareto import budget_table, equal_table, front_table
 from fc_eval.report.plot_accuracy import accuracy_plots
 from fc_eval.report.plot_bits import bits_plots
@@ -25,8 +25,6 @@ from fc_eval.report.plot_layers import layer_plots
 from fc_eval.report.plot_pareto import pareto_plots
 from fc_eval.report.plot_tp import tp_plots
 from fc_eval.report.tables import Cell, Column, Table, accuracy_note, summary_table, words
-from fc_eval.results.compare import Paired
-from fc_eval.results.record import RunRecord
 from fc_eval.results.table import FIVE_TASK_EVAL
 from fc_eval.results.text import value_text
 
@@ -48,6 +46,8 @@ _TABLES: tuple[tuple[str, str, Callable[[Group, str], Table | None]], ...] = (
 )
 # The message of the cost table: a prefill of so many tokens.
 COST_TOKENS = 2048
+# Of the comms that were not run, so many are named.
+MISSING_SHOWN = 12
 
 
 @dataclass(frozen=True)
@@ -79,49 +79,21 @@ class ExperimentSection:
         return (*(plot for part in self.parts for plot in part.plots), *self.across)
 
 
-def experiment_section(found: Experiment, groups: Sequence[Group]) -> ExperimentSection | None:
-    """The section of one experiment; None where none of its comms was run."""
-    members = [chosen for group in groups if (chosen := _members(found, group)) is not None]
-    if not members:
+def experiment_section(found: Experiment, groups: Sequence[Group], only_own: bool = False) -> ExperimentSection | None:
+    """The section of one experiment; None where none of its comms was run, or none in the experiment's own setting."""
+    chosen = members(found, groups)
+    if not chosen.groups or (only_own and not chosen.own):
         return None
-    tables = [("Published numbers", _published(found, members))] if found.published else []
-    tables += [("Cost of one all-reduce", _cost_table(found, members))] if "cost" in found.shows else []
+    tables = [("Published numbers", _published(found, chosen.groups))] if found.published else []
+    tables += [("Cost of one all-reduce", _cost_table(found, chosen.groups))] if "cost" in found.shows else []
     return ExperimentSection(
         name=found.name,
         title=found.title,
-        facts=tuple(_facts(found, members)),
-        parts=tuple(_part(found, group) for group in members),
+        facts=tuple(_facts(found, chosen)),
+        parts=tuple(_part(found, group) for group in chosen.groups),
         tables=tuple(tables),
-        across=tuple(_renamed(found, tp_plots(members))) if "tp" in found.shows else (),
+        across=tuple(_renamed(found, tp_plots(chosen.groups))) if "tp" in found.shows else (),
     )
-
-
-def _members(found: Experiment, group: Group) -> Group | None:
-    """The baseline and the runs of a group that belong to an experiment, with its evaluations where they were run."""
-    known = [name for name in group.evals if name in found.evals] or list(group.evals)
-    kept = [
-        _restricted(pair, known)
-        for pair in group.pairs
-        if (pair.record.is_baseline or (_comm(pair.record) in found.comms and pair.record.arm.policy in found.policies))
-        and found.weights in (None, pair.record.arm.stored)
-    ]
-    kept = [pair for pair in kept if pair.record.evals]
-    if not any(not pair.record.is_baseline for pair in kept):
-        return None
-    return replace(group, pairs=tuple(kept), labels=tuple(row_labels([pair.record for pair in kept])))
-
-
-def _comm(record: RunRecord) -> str:
-    """The comm in its one spelling; empty for one that is not known here."""
-    try:
-        return parse_comm(record.arm.comm_full).name
-    except FcEvalError:
-        return ""
-
-
-def _restricted(pair: Paired, names: Sequence[str]) -> Paired:
-    record = replace(pair.record, evals={name: info for name, info in pair.record.evals.items() if name in names})
-    return replace(pair, record=record, deltas=tuple(d for d in pair.deltas if d.eval in names))
 
 
 def _part(found: Experiment, group: Group) -> Part:
@@ -151,11 +123,10 @@ def _renamed(found: Experiment, plots: Sequence[Plot]) -> list[Plot]:
     return [replace(plot, name=f"{found.name}_{plot.name}") for plot in plots]
 
 
-def _facts(found: Experiment, members: Sequence[Group]) -> list[tuple[str, str]]:
-    run = {_comm(pair.record) for group in members for pair in group.pairs}
+def _facts(found: Experiment, chosen: Members) -> list[tuple[str, str]]:
+    run = {comm_name(pair.record) for group in chosen.groups for pair in group.pairs}
     missing = [parse_comm(name).label for name in found.comms if name not in run]
-    other = list(dict.fromkeys(name for group in members for name in group.evals if name not in found.evals))
-    models = list(dict.fromkeys(group.first.arm.model for group in members))
+    models = list(dict.fromkeys(group.first.arm.model for group in chosen.groups))
     facts = [
         ("Source", found.source),
         ("Question", found.asks),
@@ -164,29 +135,45 @@ def _facts(found: Experiment, members: Sequence[Group]) -> list[tuple[str, str]]
         ("Found by the paper", found.finding),
         ("Command", shlex.join(["fc-eval", "run", "-m", f"experiment={found.name}", f"model={','.join(models)}"])),
     ]
-    if other:
-        asked = ", ".join(found.evals)
-        facts.append(("Measured otherwise", f"with {', '.join(other)}; the experiment's own: {asked}."))
+    facts.append(("Run", f"{coverage(found, chosen)}."))
+    if not chosen.own:
+        facts.append(("Measured otherwise", f"{_otherwise(found, chosen.groups)}."))
     if missing:
-        facts.append(("Not run", f"{len(missing)} of {len(found.comms)} comms: {', '.join(missing)}."))
+        named = [*missing[:MISSING_SHOWN], *[f"{len(missing) - MISSING_SHOWN} more"][: len(missing) > MISSING_SHOWN]]
+        facts.append(("Not run", f"{len(missing)} of {len(found.comms)} comms: {', '.join(named)}."))
     return facts
 
 
-def _published(found: Experiment, members: Sequence[Group]) -> Table:
+def _otherwise(found: Experiment, groups: Sequence[Group]) -> str:
+    """Where no runs have the experiment's evaluations at its W: what they have instead."""
+    texts = []
+    other = list(dict.fromkeys(name for group in groups for name in group.evals if name not in found.evals))
+    lacking = [name for name in found.evals if not all(name in group.evals for group in groups)]
+    if other or lacking:
+        said = [f"with {', '.join(other)}"] if other else [f"without {', '.join(lacking)} in each run"]
+        texts.append(f"{said[0]}; the experiment's own: {', '.join(found.evals)}")
+    sizes = sorted({group.first.arm.tp for group in groups})
+    if found.sizes and not set(sizes) <= set(found.sizes):
+        ours, own = (", ".join(map(str, each)) for each in (sizes, found.sizes))
+        texts.append(f"with tp={ours}; the experiment's own: tp={own}")
+    return "; ".join(texts)
+
+
+def _published(found: Experiment, groups: Sequence[Group]) -> Table:
     """Published numbers; ours where the model is the same, otherwise they are targets for who has the model."""
     rows = []
     for row in found.published:
         texts = [row.model, row.weights, parse_comm(row.comm).label, row.eval, f"{row.value:g}"]
-        rows.append([*texts, _ours(row, members), row.source or found.source])
+        rows.append([*texts, _ours(row, groups), row.source or found.source])
     return words(["model", "weights", "comm", "evaluation", "published", "ours", "source"], rows)
 
 
-def _ours(row: Published, members: Sequence[Group]) -> str:
+def _ours(row: Published, groups: Sequence[Group]) -> str:
     texts = []
-    for group in members:
+    for group in groups:
         for pair in group.pairs if group.first.arm.model == row.model else ():
             d = group.accuracy(pair) if row.eval == FIVE_TASK_EVAL else find(pair, row.eval, "perplexity")
-            if d is None or d.eval != row.eval or _comm(pair.record) != parse_comm(row.comm).name:
+            if d is None or d.eval != row.eval or comm_name(pair.record) != parse_comm(row.comm).name:
                 continue
             said = [f"tp={pair.record.arm.tp}"] + ["partial"] * d.partial
             said += [f"{pair.record.arm.weights} weights"] * (pair.record.arm.weights != row.weights)
@@ -194,12 +181,12 @@ def _ours(row: Published, members: Sequence[Group]) -> str:
     return "; ".join(texts) or "not run"
 
 
-def _cost_table(found: Experiment, members: Sequence[Group]) -> Table:
+def _cost_table(found: Experiment, groups: Sequence[Group]) -> Table:
     """Steps, rounds and bytes of the experiment's comms for a prefill of the first model."""
-    record = members[0].first
+    record = groups[0].first
     shape = ((record.config.get("config") or {}).get("model") or {}).get("shape") or {}
     hidden = shape.get("hidden") or 4096
-    sizes = sorted({group.first.arm.tp for group in members})
+    sizes = sorted({group.first.arm.tp for group in groups})
     columns = [
         Column("comm", f"{COST_TOKENS} x {hidden} values, {record.arm.dtype}", words=True),
         *map(Column, ("W", "steps", "quantization rounds", "MB per rank", "wire ratio")),

@@ -38,6 +38,11 @@ class Group:
         """The run that stands for what all of the group share."""
         return self.pairs[0].record
 
+    def of(self, pairs: Iterable[Paired]) -> "Group":
+        """The group with other runs, in the order of a table."""
+        kept = sorted(pairs, key=_row_order)
+        return replace(self, pairs=tuple(kept), labels=tuple(row_labels([pair.record for pair in kept])))
+
     @property
     def title(self) -> str:
         """'smollm2, bf16, tp=4, cpu', and the detail where another group is called so."""
@@ -110,11 +115,12 @@ def group_pairs(pairs: Iterable[Paired]) -> list[Group]:
     by_baseline: dict[str, list[Paired]] = {}
     for pair in pairs:
         by_baseline.setdefault(pair.record.baseline_fingerprint or pair.record.fingerprint, []).append(pair)
-    groups = []
-    for members in by_baseline.values():
-        members.sort(key=_row_order)
-        groups.append(Group(tuple(members), tuple(row_labels([pair.record for pair in members]))))
-    groups.sort(key=_group_order)
+    return arranged([Group((), ()).of(members) for members in by_baseline.values()])
+
+
+def arranged(groups: Iterable[Group]) -> list[Group]:
+    """Groups in order, each with a slug and, where several have one title, what tells it from the others."""
+    groups = sorted((replace(group, slug="", detail="") for group in groups), key=_group_order)
     slugs = distinct([file_name(group.title) for group in groups])
     groups = [replace(group, slug=slug) for group, slug in zip(groups, slugs, strict=True)]
     return _with_details(groups)

@@ -71,8 +71,16 @@ class Page:
         return (*own, *(plot for section in self.sections for plot in section.plots), *self.across)
 
 
-def make_page(pairs: Sequence[Paired], problems: Sequence[Problem], experiments: Sequence[Experiment] = ()) -> Page:
-    """Arranges runs and problems; experiments of which nothing was run are left out."""
+def make_page(
+    pairs: Sequence[Paired],
+    problems: Sequence[Problem],
+    experiments: Sequence[Experiment] = (),
+    only_experiments: bool = False,
+) -> Page:
+    """Arranges runs and problems; experiments of which nothing was run are left out, on demand all but experiments.
+
+    Of several experiments those stay that have runs of their own setting: nearly every run has a comm of another's.
+    """
     groups = group_pairs(pairs)
     records = [pair.record for group in groups for pair in group.pairs]
     models = _models(records)
@@ -82,9 +90,11 @@ def make_page(pairs: Sequence[Paired], problems: Sequence[Problem], experiments:
         lede=_lede(records, problems),
         models=tuple(models.items()),
         warnings=tuple(dict.fromkeys(text for group in groups for text in _warnings(group))),
-        experiments=tuple(found for each in experiments if (found := experiment_section(each, groups)) is not None),
-        sections=tuple(_section(group, models) for group in groups),
-        across=tuple(tp_plots(groups)),
+        experiments=tuple(
+            filter(None, (experiment_section(each, groups, len(experiments) > 1) for each in experiments))
+        ),
+        sections=() if only_experiments else tuple(_section(group, models) for group in groups),
+        across=() if only_experiments else tuple(tp_plots(groups)),
         problems=words(["run", "state", "why"], rows) if rows else None,
         environments=environments_table(records),
         protocols=protocols_table(records),
