@@ -9,8 +9,13 @@ namespace fc::cuda {
 template <class D>
 const char* launch_fused(const FusedCall& call, int32_t scheme, const Where& where) {
   const unsigned blocks = static_cast<unsigned>(call.circle.blocks * call.circle.virtual_ranks);
-  return with_scheme(
-      scheme, [&](auto s) { return launch_together(&fused_kernel<D, decltype(s)>, blocks, kThreads, where, call); });
+  return with_scheme(scheme, [&](auto s) {
+    const auto kernel = &fused_kernel<D, decltype(s)>;
+    // Virtual ranks wait for blocks of their own launch. A rank in a process of its own waits for the same blocks of
+    // others, and blocks start in order, so that the first that is not through is running on all of them.
+    return call.circle.virtual_ranks > 1 ? launch_together(kernel, blocks, kThreads, where, call)
+                                         : launch_blocks(kernel, blocks, kThreads, where, call);
+  });
 }
 
 // How many blocks a device holds at once, of whatever scheme.

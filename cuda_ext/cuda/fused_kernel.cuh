@@ -75,18 +75,26 @@ class Worker {
   }
 
  private:
+  // Partial sums are pushed one round ahead, sums are gathered one round behind, and what was pushed is announced at the
+  // end of a round, when it has arrived: nothing waits for what was begun just before.
   FC_DEVICE void reduce() {
-    for (int32_t step = 0; step <= c.rounds; ++step) {
-      if (step < c.rounds) push_partials(step);
-      if (step == 0) continue;  // partial sums are pushed one round ahead
-      const int32_t round = step - 1;
-      if (!slot.wait(kPartials, slot.epoch(round))) return;
+    push_partials(0);
+    slot.post(0, true, false);
+    for (int32_t round = 0; round < c.rounds; ++round) {
+      const bool more = round + 1 < c.rounds;
+      if (more) push_partials(round + 1);
+      if (!slot.wait(kPartials, round)) return;
       add_up(round);
-      if (!c.gathers) continue;
-      slot.post(kSums, slot.epoch(round));
-      if (!slot.wait(kSums, slot.epoch(round))) return;
-      store_gathered(round);
+      if (c.gathers && round > 0 && !gather(round - 1)) return;
+      if (more || c.gathers) slot.post(round + 1, more, c.gathers);
     }
+    if (c.gathers) (void)gather(c.rounds - 1);
+  }
+
+  FC_DEVICE bool gather(int32_t round) const {
+    if (!slot.wait(kSums, round)) return false;
+    store_gathered(round);
+    return true;
   }
 
   // The tile of this warp in a round, among those of an owner; -1 where there is none.
@@ -139,7 +147,6 @@ class Worker {
       if (c.gathers) push(slot.inbox(owner, kPartials, epoch, slot.rank), c.reduce.block_bytes);
       else push_to_all(kPartials, epoch, c.reduce.block_bytes);
     }
-    slot.post(kPartials, epoch);
   }
 
   // What all ranks have sent for this warp's tile, added from +0 in rank order and rounded once; missing elements as

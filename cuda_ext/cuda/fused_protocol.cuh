@@ -1,15 +1,19 @@
 // Who may write and read what, and when: the rounds of one slot, and how a call that cannot go on ends.
 //
 // A round of a slot: every rank pushes its partial sums (P), waits for those of all ranks and adds them up (S); in a
-// two-step it also pushes the sums (G) and waits for all of them (D). The partial sums of the next round are pushed
-// before the sums of this one are formed: P(1) P(2) S(1) G(1) D(1) P(3) S(2) G(2) D(2) ... Each rank counts the rounds
-// of a slot in its epoch, in its own memory, across calls: in step on all ranks, since all make the same calls.
+// two-step it also pushes the sums (G) and waits for all of them (D). Step e of a call pushes the partial sums of the
+// next round first, gathers the sums of the last one, and then announces what it has pushed with flags (f):
+//
+//     P(1) fP(1) | P(2) S(1) G(1) fP(2) fG(1) | P(3) S(2) G(2) D(1) fP(3) fG(2) | ... | S(n) G(n) D(n-1) fG(n) | D(n)
+//
+// A wait is for a flag: S(e) for fP(e) of all ranks, D(e) for fG(e) of all ranks. Each rank counts the rounds of a slot
+// in its epoch, in its own memory, across calls: in step on all ranks, since all make the same calls.
 //
 // Why nothing is overwritten before it was read, whatever shapes, formats and algorithms follow each other:
-// - partial sums of round e take the place of those of round e - 4. Before its P(e) a rank has waited for P(e - 2) of
-//   every rank r, and before that r was through with S(e - 4).
-// - sums of round e take the place of those of round e - 2. Before its G(e) a rank has waited for P(e) of every rank r,
-//   and before that r was through with D(e - 2).
+// - partial sums of round e take the place of those of round e - 4. Before its P(e) a rank has waited for fP(e - 2) of
+//   every rank r, and before that r was through with S(e - 3), or with its whole call where e - 2 begins one.
+// - sums of round e take the place of those of round e - 2. Before its G(e) a rank has waited for fP(e) of every rank r,
+//   and before that r was through with D(e - 2), or with its whole call where e begins one.
 // A wait before one's own next step is all that protects; no acknowledgement travels.
 //
 // Known mistakes of such kernels, and why they are not made here:
@@ -72,12 +76,15 @@ class Slot {
     first_ = control()->epoch[index] + 1;
     last_ = first_ + static_cast<uint32_t>(rounds) - 1;
     bool fine = true;
+    // Three warps ask at the same time.
     if (threadIdx.x == 0) {
       const uint64_t ticket = swap_if(&control()->busy, 0, c.ticket);
       news.intruder = ticket != 0 && ticket != c.ticket;
       if (news.intruder) fine = give_up(kBusy, kPartials, rank, first_);
-      else if (load_acquire(&control()->failed)) fine = false;
-      else if (load_acquire(slab(rank).told())) fine = give_up(kTold, kPartials, rank, first_);
+    } else if (threadIdx.x == 32) {
+      fine = load_acquire(&control()->failed) == 0;
+    } else if (threadIdx.x == 64) {
+      fine = load_acquire(slab(rank).told()) == 0 || give_up(kTold, kPartials, rank, first_);
     }
     return all_threads(fine);
   }
@@ -93,17 +100,19 @@ class Slot {
     return slab(of).inbox(of == source, phase, index, epoch, source, static_cast<int32_t>(threadIdx.x) / 32);
   }
 
-  // Tells all ranks that what this block has pushed in a phase of a round is there.
-  FC_DEVICE void post(int32_t phase, uint32_t epoch) const {
+  // Tells all ranks that what this block has pushed is there: the partial sums of a round, the sums of the one before.
+  FC_DEVICE void post(int32_t round, bool partials, bool sums) const {
     all_threads(true);
-    const int32_t to = static_cast<int32_t>(threadIdx.x);
-    if (to < c.world) store_release(slab(to).flag(phase, index, rank), static_cast<uint64_t>(c.signature) << 32 | epoch);
+    const int32_t to = static_cast<int32_t>(threadIdx.x) % 32, phase = static_cast<int32_t>(threadIdx.x) / 32;
+    if (to < c.world && (phase == kPartials ? partials : phase == kSums && sums))
+      store_release(slab(to).flag(phase, index, rank),
+                    static_cast<uint64_t>(c.signature) << 32 | epoch(phase == kPartials ? round : round - 1));
   }
 
   // Waits for all ranks; false where the call is given up.
-  FC_DEVICE bool wait(int32_t phase, uint32_t epoch) const {
+  FC_DEVICE bool wait(int32_t phase, int32_t round) const {
     const int32_t source = static_cast<int32_t>(threadIdx.x);
-    const bool fine = all_threads(source >= c.world || arrives(phase, source, epoch));
+    const bool fine = all_threads(source >= c.world || arrives(phase, source, epoch(round)));
 #if defined(FC_FUSED_DEBUG)
     if (rank == c.late_rank) be_late();
 #endif
@@ -117,9 +126,9 @@ class Slot {
     if (threadIdx.x == 0) {
       control()->epoch[index] = last_;
       const bool last = count_arrival(&control()->done) == static_cast<uint64_t>(c.blocks) - 1;
-      news.clean = last && (load_acquire(&control()->failed) || load_acquire(slab(rank).told()));
+      news.clean = last && (load_relaxed(&control()->failed) || load_relaxed(slab(rank).told()));
       if (last) {
-        store_release(&control()->done, 0);
+        control()->done = 0;
         store_release(&control()->busy, 0);
       }
     }
@@ -145,6 +154,18 @@ class Slot {
 
   FC_DEVICE bool arrives(int32_t phase, int32_t source, uint32_t epoch) const {
     const uint64_t* flag = slab(rank).flag(phase, index, source);
+    uint64_t found = load_acquire(flag);  // as a rule it is there already
+    if (!reached(static_cast<uint32_t>(found), epoch)) {
+      if (!polled(flag, phase, source, epoch)) return false;
+      found = load_acquire(flag);
+    }
+    // A rank that is ahead may be in its next call already.
+    const uint32_t signature = static_cast<uint32_t>(found >> 32);
+    if (signature == c.signature || !reached(last_, static_cast<uint32_t>(found))) return true;
+    return give_up(kOtherCall, phase, source, epoch, signature);
+  }
+
+  FC_DEVICE bool polled(const uint64_t* flag, int32_t phase, int32_t source, uint32_t epoch) const {
     uint64_t since = 0;
     for (uint32_t turn = 1; !reached(static_cast<uint32_t>(load_relaxed(flag)), epoch); ++turn) {
       if (turn % kTurnsPerLook != 0) continue;
@@ -155,11 +176,7 @@ class Slot {
       if (c.deadline_ns != 0 && now - since > c.deadline_ns) return give_up(kLate, phase, source, epoch);
       if (turn > kPatientTurns) pause_ns(kPauseNs);
     }
-    const uint64_t found = load_acquire(flag);
-    // A rank that is ahead may be in its next call already.
-    const uint32_t signature = static_cast<uint32_t>(found >> 32);
-    if (signature == c.signature || !reached(last_, static_cast<uint32_t>(found))) return true;
-    return give_up(kOtherCall, phase, source, epoch, signature);
+    return true;
   }
 
   // One thread. Only the first failure of a rank is kept, and the others are told of it.

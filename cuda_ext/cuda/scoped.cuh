@@ -53,9 +53,8 @@ FC_DEVICE uint64_t swap_if(uint64_t* at, uint64_t expected, uint64_t desired) {
 // Counts this block among those that have come here; what they did before is visible to the last of them. One thread.
 FC_DEVICE uint64_t count_arrival(uint64_t* at) {
 #if defined(__CUDACC__)
-  __threadfence();
-  const uint64_t before = atomicAdd(reinterpret_cast<unsigned long long*>(at), 1ull);
-  __threadfence();
+  uint64_t before;
+  asm volatile("atom.add.acq_rel.gpu.u64 %0, [%1], 1;" : "=l"(before) : "l"(at) : "memory");
   return before;
 #else
   return __atomic_fetch_add(at, uint64_t{1}, __ATOMIC_ACQ_REL);
