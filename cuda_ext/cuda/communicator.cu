@@ -183,17 +183,15 @@ const char* Communicator::all_reduce(const Call& call) {
                        (local_ranks() == 1 || aligned_rows(x.tokens * x.hidden, x.dtype));
   FusedCall c{};
   c.map = TileMap::make(x.tokens, x.hidden, true, unit, aligned);
-  c.tiles = c.map.tiles();
-  if (c.tiles == 0) return nullptr;
-  // Of the rank that owns the most, in portions of one tile per warp.
-  const int64_t portions = ceil_div(gathers ? ceil_div(c.tiles, options_.world) : c.tiles, kSlotWarps);
+  const int64_t tiles = c.map.tiles();
+  if (tiles == 0) return nullptr;
   const int32_t most = most_blocks(x.dtype);
   if (most < 1) return "the device does not hold a block of every rank at once";
   if (call.blocks < 0 || call.blocks > most) return "more blocks than slots, or than the device holds at once";
-  const int64_t blocks = call.blocks != 0 ? call.blocks : most;
-  c.circle.blocks = static_cast<int32_t>(blocks < portions ? blocks : portions);
-  c.rounds = static_cast<int32_t>(ceil_div(portions, c.circle.blocks));
+  c.circle.blocks = call.blocks != 0 ? call.blocks : most;
+  c.circle.world = options_.world;
   c.gathers = gathers;
+  c.share(tiles);
 
   const int32_t bytes = dtype_bytes(x.dtype);
   const Format& gather = gathers ? call.gather : call.reduce;
@@ -215,7 +213,6 @@ const char* Communicator::all_reduce(const Call& call) {
     circle.home[r] = home_[r];
   }
   circle.failure = failures_;
-  circle.world = options_.world;
   circle.slots = options_.slots;
   circle.rank = first_rank();
   circle.virtual_ranks = local_ranks();

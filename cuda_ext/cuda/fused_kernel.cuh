@@ -11,13 +11,13 @@
 namespace fc::cuda {
 
 static_assert(kSlotWarps == kWarps);
-constexpr int kBlocksPerSm = 2;  // three spill registers: a tenth faster from 64 MiB on, a fifth slower at 64 KiB (W = 2)
+constexpr int kBlocksPerSm = 2;  // with three, masked tiles spill registers
 
 struct FusedCall {
   Circle circle;
   bool gathers;  // two-step
   int32_t rounds;
-  int64_t tiles;
+  int64_t begin[kMaxRanks], end[kMaxRanks];  // of the tiles that each rank adds up
   TileMap map;
   WireParams reduce, gather;
   // [T, H] contiguous; virtual ranks follow each other `elements` apart.
@@ -25,6 +25,18 @@ struct FusedCall {
   void* out;
   int64_t elements;
   unsigned long long* nonfinite;  // [0] groups of this rank's partial sums, [1] of the sums that it owns
+
+  // In a two-step each rank adds up its share of the tiles, in a one-step all of them.
+  void share(int64_t tiles) {
+    const int64_t world = circle.world;
+    for (int32_t r = 0; r < circle.world; ++r) {
+      begin[r] = gathers ? r * tiles / world : 0;
+      end[r] = gathers ? (r + 1) * tiles / world : tiles;
+    }
+    const int64_t portions = ceil_div(gathers ? ceil_div(tiles, world) : tiles, kSlotWarps);
+    if (portions < circle.blocks) circle.blocks = static_cast<int32_t>(portions);
+    rounds = static_cast<int32_t>(ceil_div(portions, circle.blocks));
+  }
 };
 
 struct FusedShared {
@@ -53,8 +65,8 @@ FC_DEVICE void decode_block(const uint8_t* block, const WireParams& p, const Sin
   }
 }
 
-// One rank's block of threads in one call; both stages have the scheme S.
-template <class D, class S>
+// One rank's block of threads in one call; both stages have the scheme S. `kWhole` is map.whole(): nothing is missing.
+template <class D, class S, bool kWhole>
 class Worker {
  public:
   using Bits = typename D::Bits;
@@ -99,16 +111,18 @@ class Worker {
 
   // The tile of this warp in a round, among those of an owner; -1 where there is none.
   FC_DEVICE int64_t tile_of(int32_t round, int32_t owner) const {
-    const int64_t world = c.circle.world;
-    const int64_t first = c.gathers ? owner * c.tiles / world : 0;
-    const int64_t end = c.gathers ? (owner + 1) * c.tiles / world : c.tiles;
-    const int64_t tile = first + (static_cast<int64_t>(round) * c.circle.blocks + slot.index) * kWarps + warp;
-    return tile < end ? tile : -1;
+    const int64_t tile =
+        c.begin[owner] + (static_cast<int64_t>(round) * c.circle.blocks + slot.index) * kWarps + warp;
+    return tile < c.end[owner] ? tile : -1;
   }
 
   FC_DEVICE TileMap::Place place(int64_t tile, int i) const {
-    return c.map.place(tile, kLoadElements * i + kPerLane * lane, kPerLane);
+    const int32_t e = kLoadElements * i + kPerLane * lane;
+    if constexpr (kWhole) return {0, static_cast<int32_t>(tile * kTile) + e, kPerLane};
+    else return c.map.place(tile, e, kPerLane);
   }
+
+  FC_DEVICE bool vectors() const { return kWhole || c.map.vectors; }
 
   // Encodes values into this warp's staging memory.
   FC_DEVICE void stage(const Raw<D> (&raw)[kLoads], int32_t (&count)[kLoads], const WireParams& p,
@@ -141,7 +155,7 @@ class Worker {
       for (int i = 0; i < kLoads; ++i) {
         const TileMap::Place at = place(tile, i);
         count[i] = at.count;
-        raw[i] = load_raw<D>(partial + at.row * c.map.columns + at.column, at.count, c.map.vectors);
+        raw[i] = load_raw<D>(partial + at.row * c.map.columns + at.column, at.count, vectors());
       }
       stage(raw, count, c.reduce, c.nonfinite);
       if (c.gathers) push(slot.inbox(owner, kPartials, epoch, slot.rank), c.reduce.block_bytes);
@@ -160,7 +174,7 @@ class Worker {
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
       count[i] = place(tile, i).count;
-      if (!c.map.vectors) {
+      if (!vectors()) {
 #pragma unroll
         for (int j = 1; j < kPerLane; ++j) acc[i][j] = j < count[i] ? acc[i][j] : acc[i][0];
       }
@@ -203,7 +217,7 @@ class Worker {
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
       const TileMap::Place at = place(tile, i);
-      store_raw<D>(out + at.row * c.map.columns + at.column, raw[i], at.count, c.map.vectors);
+      store_raw<D>(out + at.row * c.map.columns + at.column, raw[i], at.count, vectors());
     }
   }
 
@@ -219,10 +233,10 @@ class Worker {
   Bits* const out;
 };
 
-template <class D, class S>
+template <class D, class S, bool kWhole>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm) fused_kernel(FC_GRID_CONSTANT const FusedCall call) {
   FC_SHARED(FusedShared, shared);
-  Worker<D, S>(call, shared).run();
+  Worker<D, S, kWhole>(call, shared).run();
 }
 
 }  // namespace fc::cuda

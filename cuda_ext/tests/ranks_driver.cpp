@@ -35,16 +35,14 @@ bool ranks_agree(std::vector<std::vector<uint64_t>>& slabs, int64_t tokens, bool
   call.circle.late_rank = -1;
   call.circle.unprotected = unprotected;
   call.map = TileMap::make(tokens, hidden, true, format.group, false);
-  call.tiles = call.map.tiles();
   call.gathers = gathers;
-  const int64_t portions = ceil_div(gathers ? ceil_div(call.tiles, kWorld) : call.tiles, kSlotWarps);
-  call.rounds = static_cast<int32_t>(ceil_div(portions, call.circle.blocks));
+  call.share(call.map.tiles());
   call.reduce = call.gather = WireParams::make(format, make_layout(format, tokens, hidden, 2));
   call.partials = partials.data();
   call.out = out.data();
   call.elements = elements;
   call.nonfinite = nonfinite;
-  launch_together(&fused_kernel<Bf16, Asym>, static_cast<unsigned>(call.circle.blocks * kWorld), kThreads, {-1, nullptr},
+  launch_together(&fused_kernel<Bf16, Asym, false>, static_cast<unsigned>(call.circle.blocks * kWorld), kThreads, {-1, nullptr},
                   call);
   return std::memcmp(out.data(), out.data() + elements, static_cast<size_t>(2 * elements)) == 0;
 }
