@@ -42,7 +42,7 @@ Communicator::Communicator(const Options& options) : options_(options) {
   try {
     failures_ = static_cast<Failure*>(allocate_visible(static_cast<int64_t>(sizeof(Failure)) * local_ranks()));
     // Flags and epochs are set before anybody else knows of the slab.
-    const std::vector<uint64_t> flags(static_cast<size_t>(slab(0).flags()), options.first_epoch);
+    const std::vector<uint64_t> flags(static_cast<size_t>(kPhases * options.slots * options.world), options.first_epoch);
     const std::vector<uint32_t> epochs(kMaxSlots, options.first_epoch);
     for (int32_t r = first_rank(); r < first_rank() + local_ranks(); ++r) {
       home_[r] = allocate_zeros(slab_bytes());
@@ -51,7 +51,7 @@ Communicator::Communicator(const Options& options) : options_(options) {
         host_[r] = HostMemory::create(slab_bytes());
         slab_[r] = reachable(host_[r]);
       }
-      to_device(slab(r).flag(0, 0, 0, 0), flags.data(), static_cast<int64_t>(flags.size() * sizeof flags[0]));
+      to_device(slab(r).flag(0, 0, 0), flags.data(), static_cast<int64_t>(flags.size() * sizeof flags[0]));
       to_device(slab(r).control()->epoch, epochs.data(), static_cast<int64_t>(sizeof(Control::epoch)));
     }
   } catch (...) {

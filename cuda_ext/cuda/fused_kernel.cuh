@@ -11,7 +11,7 @@
 namespace fc::cuda {
 
 static_assert(kSlotWarps == kWarps);
-constexpr int kBlocksPerSm = 2;  // three spill registers: a tenth faster from 64 MiB on, a fifth slower at 64 KiB (W = 2)
+constexpr int kBlocksPerSm = 2;  // with three, masked tiles spill registers
 
 struct FusedCall {
   Circle circle;
@@ -39,10 +39,8 @@ struct FusedCall {
   }
 };
 
-template <class D>
 struct FusedShared {
   alignas(16) uint8_t staged[kWarps][kMostBlockBytes];
-  Raw<D> fetched[kWarps][kLoads][32];  // by each lane for itself
   SlotNews news;
 };
 
@@ -73,14 +71,13 @@ class Worker {
  public:
   using Bits = typename D::Bits;
 
-  FC_DEVICE Worker(const FusedCall& call, FusedShared<D>& shared)
-      : c(call), slot(call.circle, shared.news), warp(slot.warp), lane(slot.lane), staged(shared.staged[warp]),
-        fetched(shared.fetched[warp]),
+  FC_DEVICE Worker(const FusedCall& call, FusedShared& shared)
+      : c(call), slot(call.circle, shared.news), warp(static_cast<int32_t>(threadIdx.x) / 32),
+        lane(static_cast<int32_t>(threadIdx.x) % 32), staged(shared.staged[warp]),
         partial(static_cast<const Bits*>(call.partials) + (slot.rank - call.circle.rank) * call.elements),
         out(static_cast<Bits*>(call.out) + (slot.rank - call.circle.rank) * call.elements) {}
 
   FC_DEVICE void run() {
-    fetch(0, 1);
     if (!slot.enter(c.rounds)) {
       if (slot.is_intruder()) return write_nan(slot.index, c.circle.blocks);
     } else {
@@ -145,44 +142,22 @@ class Worker {
       push(slot.inbox((slot.rank + step) % c.circle.world, phase, epoch, slot.rank), bytes);
   }
 
-  // Of the tiles that are pushed in a round, the owner of the step-th; each rank begins with another one.
-  FC_DEVICE int32_t owner_of(int32_t step) const { return (slot.rank + step) % c.circle.world; }
-  FC_DEVICE int32_t parts() const { return c.gathers ? c.circle.world : 1; }
-
-  // Begins to load partial sums into shared memory, one tile ahead of the one that is pushed.
-  FC_DEVICE void fetch(int32_t round, int32_t step) const {
-    if (step > parts()) ++round, step = 1;
-    if (!vectors() || round >= c.rounds) return;
-    const int64_t tile = tile_of(round, owner_of(step));
-    if (tile < 0) return;
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      const TileMap::Place at = place(tile, i);
-      if (at.count) copy_async(fetched[i][lane], partial + at.row * c.map.columns + at.column);
-    }
-  }
-
   FC_DEVICE void push_partials(int32_t round) const {
     const uint32_t epoch = slot.epoch(round);
-    for (int32_t step = 1; step <= parts(); ++step) {
-      const int32_t owner = owner_of(step);
+    const int32_t parts = c.gathers ? c.circle.world : 1;
+    for (int32_t step = 1; step <= parts; ++step) {
+      const int32_t owner = (slot.rank + step) % c.circle.world;
       const int64_t tile = tile_of(round, owner);
-      if (tile < 0) {  // the whole warp
-        fetch(round, step + 1);
-        continue;
-      }
+      if (tile < 0) continue;  // the whole warp
       Raw<D> raw[kLoads];
       int32_t count[kLoads];
-      if (vectors()) await_copies();
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) {
         const TileMap::Place at = place(tile, i);
         count[i] = at.count;
-        if (!vectors()) raw[i] = load_raw<D>(partial + at.row * c.map.columns + at.column, at.count, false);
-        else raw[i] = at.count ? fetched[i][lane] : Raw<D>{};
+        raw[i] = load_raw<D>(partial + at.row * c.map.columns + at.column, at.count, vectors());
       }
       stage(raw, count, c.reduce, c.nonfinite);
-      fetch(round, step + 1);
       if (c.gathers) push(slot.inbox(owner, kPartials, epoch, slot.rank), c.reduce.block_bytes);
       else push_to_all(kPartials, epoch, c.reduce.block_bytes);
     }
@@ -254,14 +229,13 @@ class Worker {
   Slot slot;
   const int32_t warp, lane;
   uint8_t* const staged;
-  Raw<D> (&fetched)[kLoads][32];
   const Bits* const partial;
   Bits* const out;
 };
 
 template <class D, class S, bool kWhole>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm) fused_kernel(FC_GRID_CONSTANT const FusedCall call) {
-  FC_SHARED(FusedShared<D>, shared);
+  FC_SHARED(FusedShared, shared);
   Worker<D, S, kWhole>(call, shared).run();
 }
 

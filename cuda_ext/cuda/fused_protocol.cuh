@@ -26,7 +26,7 @@
 //    finds the busy word taken; ranks that make different calls find the other's signature beside its epoch.
 //  7 handles of memory that cannot be exported: the slab is our own allocation, a user's tensors are never shared.
 //  8 data that look like flags, flags that share a word: a flag is a word of its own, stored with release after the
-//    warp's barrier, polled and then acquired; flags are set before any handle is exchanged.
+//    block's barrier, polled and then acquired; flags are set before any handle is exchanged.
 //  9 sizes: tiles are masked element by element where rows do not divide; a call of any size goes round by round.
 // 10 results that differ between runs or ranks: sums are in rank order, and every rank decodes the same bytes.
 // 11 multicast: not used.
@@ -66,11 +66,10 @@ class Slot {
  public:
   FC_DEVICE Slot(const Circle& circle, SlotNews& shared_news)
       : c(circle), rank(circle.rank + static_cast<int32_t>(blockIdx.x) % circle.virtual_ranks),
-        index(static_cast<int32_t>(blockIdx.x) / circle.virtual_ranks),
-        warp(static_cast<int32_t>(threadIdx.x) / 32), lane(static_cast<int32_t>(threadIdx.x) % 32), news(shared_news) {}
+        index(static_cast<int32_t>(blockIdx.x) / circle.virtual_ranks), news(shared_news) {}
 
   const Circle& c;
-  const int32_t rank, index, warp, lane;
+  const int32_t rank, index;
 
   // Whether the call may begin: no other call is under way, and none has failed. `rounds` is how many this one has.
   FC_DEVICE bool enter(int32_t rounds) {
@@ -98,23 +97,22 @@ class Slot {
 #if defined(FC_FUSED_DEBUG)
     if (c.unprotected) epoch = 0;
 #endif
-    return slab(of).inbox(of == source, phase, index, epoch, source, warp);
+    return slab(of).inbox(of == source, phase, index, epoch, source, static_cast<int32_t>(threadIdx.x) / 32);
   }
 
-  // Tells the other ranks that what this warp has pushed is there: the partial sums of a round, the sums of the one
-  // before.
+  // Tells all ranks that what this block has pushed is there: the partial sums of a round, the sums of the one before.
   FC_DEVICE void post(int32_t round, bool partials, bool sums) const {
-    all_lanes(true);
-    const int32_t to = lane % kMaxRanks, phase = lane / kMaxRanks;
-    if (is_other(to) && (phase == kPartials ? partials : phase == kSums && sums))
-      store_release(slab(to).flag(phase, index, warp, rank),
+    all_threads(true);
+    const int32_t to = static_cast<int32_t>(threadIdx.x) % 32, phase = static_cast<int32_t>(threadIdx.x) / 32;
+    if (to < c.world && (phase == kPartials ? partials : phase == kSums && sums))
+      store_release(slab(to).flag(phase, index, rank),
                     static_cast<uint64_t>(c.signature) << 32 | epoch(phase == kPartials ? round : round - 1));
-    all_lanes(true);  // no lane waits for others while another has still to tell them
   }
 
-  // Waits for the same warp of all other ranks; false where the call is given up.
+  // Waits for all ranks; false where the call is given up.
   FC_DEVICE bool wait(int32_t phase, int32_t round) const {
-    const bool fine = all_lanes(!is_other(lane) || arrives(phase, lane, epoch(round)));
+    const int32_t source = static_cast<int32_t>(threadIdx.x);
+    const bool fine = all_threads(source >= c.world || arrives(phase, source, epoch(round)));
 #if defined(FC_FUSED_DEBUG)
     if (rank == c.late_rank) be_late();
 #endif
@@ -142,21 +140,20 @@ class Slot {
 #if defined(FC_FUSED_DEBUG)
   FC_DEVICE void be_late() const {
     const uint64_t until = nanoseconds() + c.late_ns;
-    while (lane == 0 && nanoseconds() < until) pause_ns(500000);
-    all_lanes(true);
+    while (threadIdx.x == 0 && nanoseconds() < until) pause_ns(500000);
+    all_threads(true);
   }
 #endif
   static constexpr uint32_t kTurnsPerLook = 128, kPatientTurns = 4096, kPauseNs = 200;
 
   FC_DEVICE Slab slab(int32_t of) const { return {c.slab[of], c.home[of], c.world, c.slots}; }
   FC_DEVICE Control* control() const { return slab(rank).control(); }
-  FC_DEVICE bool is_other(int32_t r) const { return r < c.world && r != rank; }
 
   // Epochs may wrap around.
   static FC_DEVICE bool reached(uint32_t epoch, uint32_t wanted) { return static_cast<int32_t>(epoch - wanted) >= 0; }
 
   FC_DEVICE bool arrives(int32_t phase, int32_t source, uint32_t epoch) const {
-    const uint64_t* flag = slab(rank).flag(phase, index, warp, source);
+    const uint64_t* flag = slab(rank).flag(phase, index, source);
     uint64_t found = load_acquire(flag);  // as a rule it is there already
     if (!reached(static_cast<uint32_t>(found), epoch)) {
       if (!polled(flag, phase, source, epoch)) return false;

@@ -10,7 +10,7 @@
 
 namespace fc::cuda {
 
-// Everything that this thread did or, through a barrier of its warp or block, saw done before is visible to whoever acquires `value`.
+// Everything that this thread did or, through a block's barrier, saw done before is visible to whoever acquires `value`.
 FC_DEVICE void store_release(uint64_t* to, uint64_t value) {
 #if defined(__CUDACC__)
   asm volatile("st.release.sys.u64 [%0], %1;" ::"l"(to), "l"(value) : "memory");
@@ -86,13 +86,6 @@ FC_DEVICE bool all_threads(bool yes) {
 #else
   return simulated::Block::all(yes);
 #endif
-}
-
-// The same of a warp. A vote alone orders no memory.
-FC_DEVICE bool all_lanes(bool yes) {
-  const bool all = !__any_sync(kFullWarp, !yes);
-  __syncwarp();
-  return all;
 }
 
 }  // namespace fc::cuda

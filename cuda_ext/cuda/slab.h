@@ -1,12 +1,12 @@
 // The memory that the ranks of a communicator write into: one slab per rank, allocated and exchanged once.
 //
-//     control | flags [phase][slot][warp][source] | partials [slot][generation 4][source][warp] | sums [slot][generation 2]...
+//     control | flags [phase][slot][source] | partials [slot][generation 4][source][warp] | sums [slot][generation 2]...
 //
 // It lies in the memory of the rank's GPU, which the others reach (peer access), or twice: `home` there, for what the
 // rank alone uses, and `base` in pinned memory of the host, for what others write (staged).
 //
-// A slot is a block of threads, and warp w of block b talks to warp w of block b of the other ranks only. Addresses
-// depend on the numbers of ranks and slots alone: never on a shape, a format, or how many slots a call uses.
+// A slot is a block of threads; block b of every rank talks to block b of the others only. Addresses depend on the
+// numbers of ranks and slots alone: never on a shape, a format, or how many slots a call uses.
 #pragma once
 
 #include "fc/host_device.h"
@@ -49,9 +49,8 @@ struct Slab {
 
   static FC_FN int64_t flags_at() { return (static_cast<int64_t>(sizeof(Control)) + 255) / 256 * 256; }
   static FC_FN int64_t inbox_bytes() { return int64_t{kSlotWarps} * kMostBlockBytes; }
-  FC_FN int64_t flags() const { return int64_t{kPhases} * slots * kSlotWarps * world; }
   FC_FN int64_t partials_at() const {
-    return flags_at() + (flags() * 8 + 255) / 256 * 256;
+    return flags_at() + (int64_t{kPhases} * slots * world * 8 + 255) / 256 * 256;
   }
   FC_FN int64_t sums_at() const {
     return partials_at() + int64_t{slots} * kPartialGenerations * world * inbox_bytes();
@@ -61,9 +60,8 @@ struct Slab {
   FC_FN Control* control() const { return reinterpret_cast<Control*>(home); }
   FC_FN uint64_t* told() const { return &reinterpret_cast<Control*>(base)->told; }
   // 64 bits: the epoch in the low half, the signature of the call in the high half.
-  FC_FN uint64_t* flag(int32_t phase, int32_t slot, int32_t warp, int32_t source) const {
-    const int64_t index = ((int64_t{phase} * slots + slot) * kSlotWarps + warp) * world + source;
-    return reinterpret_cast<uint64_t*>(base + flags_at()) + index;
+  FC_FN uint64_t* flag(int32_t phase, int32_t slot, int32_t source) const {
+    return reinterpret_cast<uint64_t*>(base + flags_at()) + (int64_t{phase} * slots + slot) * world + source;
   }
   // `own`: of what the rank sends to itself.
   FC_FN uint8_t* inbox(bool own, int32_t phase, int32_t slot, uint32_t generation, int32_t source, int32_t warp) const {

@@ -65,7 +65,7 @@ struct TileMap {
 
 // Eight values as they lie in memory.
 template <class D>
-struct alignas(16) Raw {
+struct Raw {
   static constexpr int kWords = static_cast<int>(2 * sizeof(typename D::Bits));
   uint32_t w[kWords];
 };
@@ -100,25 +100,6 @@ FC_DEVICE Raw<D> load_raw(const typename D::Bits* p, int32_t count, bool vectors
     }
   }
   return r;
-}
-
-// Begins to copy eight values, 16-byte aligned, into shared memory; `await_copies` waits for all that this thread began.
-template <class D>
-FC_DEVICE void copy_async(Raw<D>& to, const typename D::Bits* from) {
-#if defined(__CUDA_ARCH__)
-  const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(&to));
-#pragma unroll
-  for (int v = 0; v < Raw<D>::kWords / 4; ++v)
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at + 16 * v),
-                 "l"(reinterpret_cast<const uint8_t*>(from) + 16 * v) : "memory");
-#else
-  to = load_raw<D>(from, kPerLane, true);
-#endif
-}
-FC_DEVICE void await_copies() {
-#if defined(__CUDA_ARCH__)
-  asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
 }
 
 template <class D>
