@@ -18,6 +18,7 @@ from fc_eval.parallel.self_check import SelfCheck
 from fc_eval.parallel.stats import CommStats
 from fc_eval.results.fingerprint import package_versions
 from fc_eval.results.store import SCHEMA
+from fc_eval.weights.int8 import way_of_products
 from fc_eval.wire.format import WIRE_VERSION
 from fc_eval.wire.layout import DTYPE_BYTES, nominal_bits
 
@@ -174,7 +175,8 @@ def result_of(
             "products": "fp32" if multiplies_in_fp32(loaded.model) else config.model.dtype,
             "threads": torch.get_num_threads(),
             "processes": processes.count,
-        },
+        }
+        | ({"int8_products": way_of_products(device)} if config.model.weights == "w8a8" else {}),
         "protocol": {name: summary["protocol"] for name, summary in summaries.items()},
         "published": dict(config.model.published) if config.model.published else None,
         "notes": list(dict.fromkeys([*loaded.notes, *tree["unknown"], *(note for c in comms for note in c["notes"])])),

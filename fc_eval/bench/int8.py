@@ -12,9 +12,10 @@ The shapes are NxK, output by input features: those of LLaMA-3-8B (`config.json`
 Values first: sums of codes are compared with fp64 sums of the same codes, which are exact, so they must be equal; then
 the layer's output with those sums scaled in fp32, bit for bit. A difference is an error, and no row.
 
-`speed_up` is the time of bf16 over that of a row, `tops` the operations (2 T K N) in 1e12 per second. CUDA events
-around plain calls on a GPU, medians; small calls there are bound by launches, as in PyTorch without graphs. A CPU
-multiplies codes as fp32, so its ratio says nothing of INT8 units.
+`speed_up` is the time of bf16 over that of a row, `tops` the operations (2 T K N) in 1e12 per second. On a GPU medians
+of CUDA graph replays, so launches are not in them; without graphs, calls of few tokens take as long as their launches.
+`product` is torch._int_mm there, `w8a8` what the first line printed says. A CPU multiplies codes as fp32, so its ratio
+says nothing of INT8 units.
 
 Writes the CSV file (rows of other devices and shapes stay) and beside it a text file with the printed table, hardware,
 versions and the command.
@@ -32,7 +33,7 @@ from fc_eval.bench.machine import device_name, device_of, provenance, use_thread
 from fc_eval.bench.table import Row, merge_csv, text_table
 from fc_eval.bench.timing import Timed, median_times_us, sets_of_buffers
 from fc_eval.errors import FcEvalError
-from fc_eval.weights.int8 import MAX_FEATURES, Rows, int_product, product, quantize_rows
+from fc_eval.weights.int8 import MAX_FEATURES, Rows, int_product, product, quantize_rows, way_of_products
 
 COLUMNS = ("device", "outputs", "features", "tokens", "op", "time_us", "tops", "speed_up", "sums_checked")
 KEY = COLUMNS[:5]
@@ -77,6 +78,8 @@ def bench_int8(options: Int8BenchOptions, command: str) -> int:
     device = device_of(options.device)
     use_threads(options.threads)
     torch.manual_seed(0)
+    way = f"w8a8: {way_of_products(device)}"
+    print(way, flush=True)
     rows: list[Row] = []
     for outputs, features in map(_sizes, options.shapes):
         weight = torch.randn(outputs, features, device=device).to(torch.bfloat16)
@@ -86,26 +89,30 @@ def bench_int8(options: Int8BenchOptions, command: str) -> int:
     print(table, flush=True)
     merge_csv(options.out, COLUMNS, KEY, rows)
     record = options.out.with_name(f"{options.out.stem}_{device.type}.txt")
-    record.write_text(f"{provenance(device)}\n\n$ {command}\n{table}\n")
+    record.write_text(f"{provenance(device)}\n{way}\n\n$ {command}\n{table}\n")
     print(f"written: {options.out}, {record}")
     return 0
 
 
 def check(x_TK: torch.Tensor, weight: Rows) -> int:
-    """Compares sums and outputs with exact ones; returns how many sums.
+    """Compares sums and outputs of up to `MOST_CHECKED` tokens with exact ones; returns how many sums.
+
+    The layer gets all tokens, since their number decides how a GPU computes.
 
     Raises:
         FcEvalError: some differ.
     """
-    x = quantize_rows(x_TK)
+    some = torch.linspace(0, len(x_TK) - 1, min(len(x_TK), MOST_CHECKED)).long()  # the first, the last, between
+    x = quantize_rows(x_TK[some])
     exact_TN = x.codes.double() @ weight.codes.double().t()  # |sum| < 2^31, and fp64 adds whole numbers below 2^53
     wrong = int((int_product(x.codes, weight.codes) != exact_TN).sum())
     scaled_TN = (exact_TN.float() * weight.scale * x.scale[:, None]).to(x_TK.dtype)
-    differ = int((product(x_TK, weight) != scaled_TN).sum())
+    differ = int((product(x_TK, weight)[some] != scaled_TN).sum())
     if wrong or differ:
         raise FcEvalError(
             f"{wrong} of {exact_TN.numel()} sums of INT8 codes and {differ} outputs are not what exact sums give "
-            f"({len(x_TK)} tokens, weight {tuple(weight.codes.shape)}): nothing was timed; the INT8 product of this "
+            f"({len(exact_TN)} of {len(x_TK)} tokens, weight {tuple(weight.codes.shape)}): nothing was timed; the INT8 "
+            "product of this "
             "device or version of torch cannot be used"
         )
     return exact_TN.numel()
@@ -117,14 +124,14 @@ def _measure(weight_NK: torch.Tensor, tokens: int, device: torch.device) -> Iter
     weights = [weight_NK.clone() for _ in range(sets_of_buffers(weight_NK.nbytes, device))]
     quantized = [Rows(codes.clone(), scale) for codes, scale in [quantize_rows(weight_NK)] for _ in weights]
     x_TK = torch.randn(tokens, features, device=device).to(torch.bfloat16)
-    checked = check(x_TK[:MOST_CHECKED], quantized[0])
+    checked = check(x_TK, quantized[0])
     codes_TK = quantize_rows(x_TK).codes
     calls = {
         "bf16": [partial(functional.linear, x_TK, each) for each in weights],
         "w8a8": [partial(product, x_TK, each) for each in quantized],
         "product": [partial(int_product, codes_TK, each.codes) for each in quantized],
     }
-    times = median_times_us([Timed(each, capturable=False) for each in calls.values()], device)
+    times = median_times_us([Timed(each) for each in calls.values()], device)
     for op, time_us in zip(calls, times, strict=True):
         yield {
             "device": device_name(device),

@@ -35,6 +35,7 @@ def doctor(overrides: Sequence[str]) -> int:
         ("device", _device),
         ("codecs", _codecs),
         ("codec self-test", _self_test),
+        ("INT8 weights", _int8),
         ("data", _data),
         ("hub", _hub),
         ("model", _model),
@@ -95,6 +96,15 @@ def _self_test(config: RunConfig) -> str:
         if not torch.equal(reduced, x.sum(0)):
             raise FcEvalError(f"codec {name} reduced {reduced[0, :2].tolist()} instead of [255, 51]: do not use it")
     return f"an INT8 two-step all-reduce of known sum is exact in {', '.join(names)}"
+
+
+def _int8(config: RunConfig) -> str:
+    import torch
+
+    from fc_eval.weights.int8 import way_of_products
+
+    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    return f"model.weights=w8a8 multiplies on {device.type} with {way_of_products(device)}"
 
 
 def _data(config: RunConfig) -> str:

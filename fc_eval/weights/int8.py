@@ -7,15 +7,19 @@
 Symmetric, no zero point, and -128 is never used: the quantizers of SmoothQuant (arXiv 2211.10438, section 2, and the
 `fake_quant.py` of its repository), which floors scales at 1e-5 / 127 where a scale of 0 here makes a row of zeros.
 The sum is exact in int32; it is rounded once to fp32, then each factor rounds once, then the result is rounded to the
-activations' dtype. So the numbers depend neither on the order of the sum nor on the device.
+activations' dtype. So the numbers depend neither on the order of the sum nor on the device, nor on whether a GPU
+computes them in operations of torch or in the kernels of `fc_eval.weights.kernels`, which it does where it can.
 
 T tokens, K input features, N output features.
 """
 
-from typing import NamedTuple
+import functools
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
+
+from fc_eval.errors import FcEvalError
 
 LARGEST = 127
 # |sum| <= K * 127^2, which an int32 holds up to K = 133144.
@@ -24,6 +28,8 @@ MAX_FEATURES = (2**31 - 1) // LARGEST**2
 EXACT_IN_FP32 = 2**24 // LARGEST**2
 # torch._int_mm on a GPU takes more than 16 rows, and multiples of 8 of everything else (cuBLASLt).
 _MIN_ROWS, _MULTIPLE = 17, 8
+# Of a GPU that Triton compiles INT8 products for.
+_LEAST_CAPABILITY = (8, 0)
 
 
 class Rows(NamedTuple):
@@ -36,7 +42,10 @@ class Rows(NamedTuple):
 def scale_of_rows(x_RK: torch.Tensor) -> torch.Tensor:
     """fp32 [R]: the scale of each row of values in bf16, fp16 or fp32."""
     largest_R = x_RK.abs().amax(-1).float()
-    return torch.where(largest_R < torch.inf, largest_R / LARGEST, torch.nan)  # NaN is not below infinity either
+    # By a tensor: on a GPU torch divides by a Python number as a product with its rounded reciprocal.
+    return torch.where(
+        largest_R < torch.inf, largest_R / torch.full_like(largest_R, LARGEST), torch.nan
+    )  # NaN is not below infinity either
 
 
 def codes_of_rows(x_RK: torch.Tensor, scale_R: torch.Tensor) -> torch.Tensor:
@@ -78,7 +87,75 @@ def _int_mm(a_TK: torch.Tensor, b_NK: torch.Tensor) -> torch.Tensor:
 
 
 def product(x_TK: torch.Tensor, weight: Rows) -> torch.Tensor:
-    """[T, N] in the dtype of `x_TK`: activations, each token quantized by itself, times an INT8 weight [N, K]."""
+    """[T, N] in the dtype of `x_TK`: activations, each token quantized by itself, times an INT8 weight [N, K].
+
+    An operator, which a compiled model calls as it is: compiled divisions round otherwise.
+
+    Raises:
+        FcEvalError: called for the first time on a GPU, or with new sizes, while a CUDA graph is captured.
+    """
+    y_TN: torch.Tensor = _OPERATOR(x_TK, weight.codes, weight.scale)
+    return y_TN
+
+
+def torch_product(x_TK: torch.Tensor, codes_NK: torch.Tensor, scale_N: torch.Tensor) -> torch.Tensor:
+    """What `product` gives, in operations of torch one after the other, on any device."""
     x = quantize_rows(x_TK)
-    y_TN = int_product(x.codes, weight.codes).float()
-    return y_TN.mul_(weight.scale).mul_(x.scale[:, None]).to(x_TK.dtype)
+    y_TN = int_product(x.codes, codes_NK).float()
+    return y_TN.mul_(scale_N).mul_(x.scale[:, None]).to(x_TK.dtype)
+
+
+def way_of_products(device: torch.device) -> str:
+    """How `product` computes on a device, in words."""
+    if device.type != "cuda":
+        return "fp32 products of pieces, added as integers"
+    why = why_no_kernels(device)
+    return "Triton kernels" if why is None else f"torch._int_mm, since {why}"
+
+
+@functools.lru_cache
+def why_no_kernels(device: torch.device) -> str | None:
+    """Why the kernels of `fc_eval.weights.kernels` are not used on a GPU, after a trial; None where they are.
+
+    Raises:
+        FcEvalError: asked for the first time while a CUDA graph is captured, where nothing can be tried.
+    """
+    if torch.cuda.is_current_stream_capturing():
+        raise FcEvalError("the first INT8 product on a GPU cannot be part of a CUDA graph: run the call once before it")
+    if torch.cuda.get_device_capability(device) < _LEAST_CAPABILITY:
+        return "the GPU is older than compute capability 8.0"
+    x_TK = torch.linspace(-3, 3, 5 * 40, dtype=torch.float32, device=device).view(5, 40)
+    try:
+        from fc_eval.weights import kernels
+
+        with torch.cuda.device(device):  # Triton launches on the current one
+            found_TN = kernels.product(x_TK, *quantize_rows(x_TK), tile=kernels.TRIAL)
+    except Exception as error:  # no Triton, no C compiler for its launcher, no folder for its cache, ...
+        return f"Triton does not work here ({type(error).__name__}: {(str(error).splitlines() or [''])[0]})"
+    right = torch.equal(found_TN, torch_product(x_TK, *quantize_rows(x_TK)))
+    return None if right else "Triton's kernels give other values here"
+
+
+# -- the operator -----------------------------------------------------------------------------------------------------
+
+
+def _on_gpu(x_TK: torch.Tensor, codes_NK: torch.Tensor, scale_N: torch.Tensor) -> torch.Tensor:
+    if why_no_kernels(x_TK.device) is not None:
+        return torch_product(x_TK, codes_NK, scale_N)
+    from fc_eval.weights import kernels
+
+    with torch.cuda.device(x_TK.device):
+        return kernels.product(x_TK, codes_NK, scale_N)
+
+
+def _shape_only(x_TK: torch.Tensor, codes_NK: torch.Tensor, scale_N: torch.Tensor) -> torch.Tensor:
+    return x_TK.new_empty((x_TK.shape[0], codes_NK.shape[0]))
+
+
+# The low-level interface, half as costly per call as `custom_op`.
+_LIBRARY: Any = torch.library.Library("fc_eval", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define("w8a8_product(Tensor x, Tensor codes, Tensor scale) -> Tensor")
+_LIBRARY.impl("w8a8_product", torch_product, "CPU")
+_LIBRARY.impl("w8a8_product", _on_gpu, "CUDA")
+torch.library.register_fake("fc_eval::w8a8_product", _shape_only, lib=_LIBRARY)
+_OPERATOR = torch.ops.fc_eval.w8a8_product.default
