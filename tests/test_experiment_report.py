@@ -243,7 +243,7 @@ def test_runs_of_another_size_alone_are_shown_and_said(tmp_path):
 
 def test_runs_that_measured_more_besides_stand_in_one_table(tmp_path):
     """The baselines' windows are the same, so INT4 of the one and INT8 of the other are compared with one number."""
-    few, more = Run(), Run(texts=("wikitext2", "c4"))
+    few, more = Run(), Run(texts=("wikitext2", "c4"), batch_size=16, protocol={"window_batch": 16})
     groups = groups_of(
         tmp_path,
         few,
