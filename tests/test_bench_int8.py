@@ -40,3 +40,12 @@ def test_an_output_that_is_scaled_wrongly_is_an_error(monkeypatch):
 def test_what_cannot_be_timed_is_refused(word):
     with pytest.raises(FcEvalError):
         bench(["int8", word])
+
+
+def test_a_file_that_rows_cannot_be_added_to_is_refused_before_anything_is_timed(tmp_path, capsys):
+    path = tmp_path / "int8.csv"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(FcEvalError, match="is no CSV file"):
+        bench(["int8", "device=cpu", "shapes=16x16", "tokens=1", f"out={path}"])
+    assert capsys.readouterr().out == ""
+    assert path.read_bytes() == b"\xff\xfe\x00"

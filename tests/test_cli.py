@@ -117,6 +117,13 @@ def test_formats_rejects_an_unknown_one(capsys):
     assert "did you mean 'int4'" in run_cli(capsys, "formats", "imt4")[2]
 
 
+@pytest.mark.parametrize("option", ["--tokens", "--hidden"])
+def test_formats_refuses_a_message_of_no_size_that_is_sent(capsys, option):
+    status, _, err = run_cli(capsys, "formats", option, "9" * 400)
+    assert status == 2
+    assert "--tokens and --hidden are at most 2147483647" in err
+
+
 def test_doctor_says_what_works(capsys):
     status, out, _ = run_cli(capsys, "doctor", *TINY)
     assert status == 0, out

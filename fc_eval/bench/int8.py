@@ -30,7 +30,7 @@ import torch
 from torch.nn import functional
 
 from fc_eval.bench.machine import device_name, device_of, provenance, use_threads
-from fc_eval.bench.table import Row, merge_csv, text_table
+from fc_eval.bench.table import Row, merge_csv, rows_to_keep, text_table
 from fc_eval.bench.timing import Timed, median_times_us, sets_of_buffers
 from fc_eval.errors import FcEvalError
 from fc_eval.weights.int8 import MAX_FEATURES, Rows, int_product, product, quantize_rows, way_of_products
@@ -73,8 +73,9 @@ def bench_int8(options: Int8BenchOptions, command: str) -> int:
     """Checks, times, prints and writes.
 
     Raises:
-        FcEvalError: no such device, or sums or outputs that differ.
+        FcEvalError: no such device, a file that rows cannot be added to, or sums or outputs that differ.
     """
+    rows_to_keep(options.out, COLUMNS)
     device = device_of(options.device)
     use_threads(options.threads)
     torch.manual_seed(0)

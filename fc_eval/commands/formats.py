@@ -10,6 +10,7 @@ from fc_eval.wire.layout import layout, nominal_bits
 
 # What is shown where no names are given: all bases, and spike reserving where it is meant to be used.
 SHOWN = (*FORMATS, "int4-sr", "int3-sr", "int2-sr", "int2-g64-sr", *PEERS)
+MOST = 2**31 - 1  # rows and columns of a message: bits per value no longer change long before
 SUFFIXES = (
     "suffixes: -g8 to -g4096 or -gtoken, -sym or -se (int), -sr (spikes), -e4m0 to -e7m0 (mx), "
     "-sbf16, -sfp16, -sfp32 or -slog8, -zint16, -had (rotation, emulated only)"
@@ -33,6 +34,10 @@ def formats_table(names: Sequence[str], tokens: int, hidden: int, dtype: str) ->
     from fc_eval.codec.base import DTYPES
     from fc_eval.codec.select import codecs_available, get_codec
 
+    if max(tokens, hidden) > MOST:
+        raise FcEvalError(
+            f"--tokens and --hidden are at most {MOST}: a message of more has no effective bits of its own"
+        )
     rows = [["format", "nominal bits", f"effective bits (T={tokens}, H={hidden}, {dtype})", "wire ratio", "codecs"]]
     present = [name for name, why in codecs_available().items() if why is None]
     for name in names or SHOWN:
