@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from layer_fixtures import add_layers
 from run_fixtures import Run, quantized, write_run
 
 from fc_eval.cli import main
-from fc_eval.commands.allocate import read_measured, run_allocate, weights_of
+from fc_eval.commands.allocate import Fitted, Measured, Site, read_measured, run_allocate, weights_of
 from fc_eval.compose import compose_one
 from fc_eval.errors import FcEvalError
 from fc_eval.results.allocation import Option, allocate, fit_weights, front, hull
@@ -27,11 +28,40 @@ INT4 = "two_step:int4-g128-asym"
 def test_weights_are_found_again_and_never_negative():
     energies = np.array([[1.0, 2.0], [3.0, 1.0], [0.1, 0.7]])
     truth = np.array([0.2, 0.05])
-    found = fit_weights(energies, energies @ truth, np.full(3, 1e-3))
+    found, errors = fit_weights(energies, energies @ truth, np.full(3, 1e-3))
+    assert (errors > 0).all()
+    assert np.isfinite(errors).all()
     np.testing.assert_allclose(found, truth, rtol=1e-10)  # a least-squares solution in fp64
-    found = fit_weights(energies, energies @ [0.2, -0.05], np.full(3, 1e-3))
-    assert found[1] == 0
+    found, errors = fit_weights(energies, energies @ [0.2, -0.05], np.full(3, 1e-3))
+    assert (found[1], errors[1]) == (0, np.inf)
     assert found[0] > 0
+
+
+def test_the_error_of_a_single_weight_is_that_of_a_weighted_mean():
+    # Two runs of energy 1 whose losses are known to 0.1: the mean of both is known to 0.1 / sqrt(2).
+    found, errors = fit_weights(np.ones((2, 1)), np.array([0.02, 0.04]), np.full(2, 0.1))
+    assert found[0] == pytest.approx(0.03, rel=0.05)  # losses weigh a little by their own size, too (MODEL_ERROR)
+    assert errors[0] == pytest.approx(0.1 / math.sqrt(2), rel=0.05)  # as above
+
+
+def test_losses_that_are_noise_give_no_allocation():
+    def measured(*deltas):
+        fitted = tuple(
+            Fitted(f"INT{8 - i}", dict.fromkeys(KIND, 0.1 + i), SimpleNamespace(ln_ratio=d, ln_ratio_stderr=e))
+            for i, (d, e) in enumerate(deltas)
+        )
+        sites = tuple(Site(kind, kind, 8, {INT4: 0.1}) for kind in ("o_proj", "down_proj"))
+        return Measured(sites, fitted, (), "wikitext2", 8)
+
+    with pytest.raises(FcEvalError, match=r"cannot be told from 0 \(weight 0, "):
+        weights_of(measured((-0.002, 0.001), (-0.01, 0.02)))
+    with pytest.raises(FcEvalError, match=r"cannot be told from 0 \(weight 0\.00"):
+        weights_of(measured((0.0001, 0.01), (0.01, 0.02)))
+    with pytest.raises(FcEvalError, match="the errors of the losses in 'wikitext2' are not known"):
+        weights_of(measured((-0.002, math.nan), (0.08, math.nan)))
+    assert weights_of(measured((0.01, 0.001), (0.11, 0.01), (0.0, 0.0)))["o_proj"] == pytest.approx(
+        0.05, rel=0.05
+    )  # 0.01 / 0.2
 
 
 def test_hull_leaves_out_what_no_exchange_rate_chooses():

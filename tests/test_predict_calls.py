@@ -9,7 +9,8 @@ from test_cli import run_cli
 from fc_eval.bench.allreduce import COLUMNS
 from fc_eval.collective.comm import parse_comm
 from fc_eval.errors import FcEvalError
-from fc_eval.predict.calls import HIDDEN, KEPT, call_error_text, read_calls
+from fc_eval.predict.break_even import UNQUANTIZED
+from fc_eval.predict.calls import HIDDEN, KEPT, Call, break_even_text, call_error_text, read_calls
 from fc_eval.predict.fit import fit
 from fc_eval.predict.machine import machine
 from fc_eval.predict.model import all_reduce
@@ -70,9 +71,31 @@ def test_a_prediction_names_the_calls_that_were_measured(tmp_path):
     assert call_error_text(machine("l40"), calls) is None
 
 
+def test_a_prediction_says_from_which_measured_size_on_a_comm_was_ahead():
+    int4, int8, one_step = (parse_comm(name) for name in ("int4", "int8", "one_step:int4"))
+
+    def calls(comm, *times_us):
+        return [Call("NVIDIA H200", "peer", 2, comm, rows, us) for rows, us in zip((8, 16, 32), times_us, strict=True)]
+
+    found = [
+        *calls(UNQUANTIZED, 10, 20, 30),
+        *calls(int4, 9, 21, 29),
+        *calls(int8, 11, 19, 31),
+        *calls(one_step, 9, 9, 9),
+    ]
+    there = machine("h200")
+    assert break_even_text(there, found, [int4, int8, one_step, parse_comm("int6")], 2) == (
+        "ahead of NCCL at W = 2, 64 to 256 KiB: INT4 g128 from 256 KiB; INT8 g128 never; "
+        "one-step INT4 g128 from 64 KiB, the smallest"
+    )
+    assert break_even_text(there, found, [int4], 4) is None
+    assert break_even_text(machine("l40"), found, [int4], 2) is None
+
+
 def test_the_calls_of_this_project_read_and_stand_beside_its_predictions(capsys):
     assert len(read_calls(KEPT)) > 40
     assert "Beside measured all-reduces at W = 2" in run_cli(capsys, "predict", "gpu=h200", "tp=2")[1]
+    assert "Measured ahead of NCCL at W = 2" in run_cli(capsys, "predict", "gpu=h200", "tp=2")[1]
     assert "Beside measured" not in run_cli(capsys, "predict", "gpu=l40", "tp=2")[1]
 
 

@@ -29,6 +29,8 @@ By = Literal["bits", "bytes"]
 LARGEST_DELTA = 0.5
 # Kinds of layers have weights of their own where their shares of the noise differ by this much between runs.
 TOLD_APART = 0.5
+# A weight is told from 0 by this many of its standard errors.
+SURE = 2.0
 # Of the names of policies that are written here.
 PREFIX = "allocated_"
 
@@ -131,9 +133,10 @@ def weights_of(measured: Measured) -> dict[str, float]:
     errors of all kinds fall alike with every further bit.
 
     Raises:
-        FcEvalError: all of them lose too much.
+        FcEvalError: all of them lose too much, or so little that a weight cannot be told from 0.
     """
-    usable = [fitted for fitted in measured.fitted if _is_small(fitted.delta)]
+    # A run that equals the baseline in every window says nothing of what noise costs.
+    usable = [f for f in measured.fitted if _is_small(f.delta) and f.delta.ln_ratio_stderr != 0]
     if not usable:
         raise FcEvalError(
             f"every run here loses {LARGEST_DELTA} nats or more, where errors do not add up: measure finer formats too"
@@ -142,12 +145,23 @@ def weights_of(measured: Measured) -> dict[str, float]:
     noise_RK = np.array([[fitted.noise[kind] for kind in kinds] for fitted in usable])
     deltas_R = np.array([fitted.delta.ln_ratio for fitted in usable])
     stderrs_R = np.array([f.delta.ln_ratio_stderr for f in usable])
-    stderrs_R = np.where(stderrs_R > 0, stderrs_R, abs(deltas_R))  # unknown with one window
+    if np.isnan(stderrs_R).any():
+        raise FcEvalError(
+            f"the errors of the losses in {measured.eval_name!r} are not known, as with one window: without them a "
+            "loss cannot be told from noise; measure two windows or more (eval.limit)"
+        )
     shares_RK = noise_RK / noise_RK.sum(1, keepdims=True)
-    if np.ptp(shares_RK, axis=0).max() < TOLD_APART:
-        weight = fit_weights(noise_RK.sum(1, keepdims=True), deltas_R, stderrs_R)[0]
-        return dict.fromkeys(kinds, float(weight))
-    return dict(zip(kinds, fit_weights(noise_RK, deltas_R, stderrs_R).tolist(), strict=True))
+    is_one = np.ptp(shares_RK, axis=0).max() < TOLD_APART
+    weights_K, errors_K = fit_weights(noise_RK.sum(1, keepdims=True) if is_one else noise_RK, deltas_R, stderrs_R)
+    vague = [k for k, (weight, error) in enumerate(zip(weights_K, errors_K, strict=True)) if weight < SURE * error]
+    if vague:
+        names = "all layers" if is_one else " and ".join(kinds[k] for k in vague)
+        raise FcEvalError(
+            f"what the noise of {names} costs cannot be told from 0 (weight {weights_K[vague[0]]:.3g}, error "
+            f"{errors_K[vague[0]]:.2g}): every assignment would seem to lose nothing; measure more windows "
+            "(eval.limit) or coarser formats"
+        )
+    return dict.fromkeys(kinds, float(weights_K[0])) if is_one else dict(zip(kinds, weights_K.tolist(), strict=True))
 
 
 def options_of(measured: Measured, weights: Mapping[str, float], by: By) -> list[list[Option]]:

@@ -92,6 +92,32 @@ def call_error_text(machine: Machine, calls: Sequence[Call]) -> str | None:
     return f"measured all-reduces at W = {sizes}: median error {' and '.join(parts)} calls"
 
 
+def break_even_text(machine: Machine, calls: Sequence[Call], comms: Sequence[Comm], world_size: int) -> str | None:
+    """From which measured size on each comm stays faster than NCCL; None where none was measured."""
+    own = [call for call in calls if call.is_of(machine.gpu, machine.link.name) and call.world_size == world_size]
+    theirs = {call.rows: call.time_us for call in own if not call.is_quantized}
+    parts = []
+    for comm in comms:
+        ours = {call.rows: call.time_us for call in own if call.comm == comm and call.rows in theirs}
+        if not ours:
+            continue
+        start = None
+        for rows in sorted(ours, reverse=True):
+            if ours[rows] >= theirs[rows]:
+                break
+            start = rows
+        kib = "never" if start is None else f"from {_kib(start)} KiB" + (", the smallest" if start == min(ours) else "")
+        parts.append(f"{comm.label} {kib}")
+    if not parts:
+        return None
+    sizes = f"{_kib(min(theirs))} to {_kib(max(theirs))} KiB"
+    return f"ahead of NCCL at W = {world_size}, {sizes}: {'; '.join(parts)}"
+
+
+def _kib(rows: int) -> str:
+    return f"{rows * HIDDEN * WIDTH // 1024:,}"
+
+
 def _call(path: Path, line: int, said: dict[str, str]) -> Call:
     try:
         nccl = said["implementation"] == "nccl"

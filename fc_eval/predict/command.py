@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from fc_eval.bench.options import describe_options, read_options
-from fc_eval.collective.comm import parse_comm
+from fc_eval.collective.comm import Comm, parse_comm
 from fc_eval.errors import FcEvalError, os_error
 from fc_eval.predict import calls
 from fc_eval.predict.check import Checked, check, published
@@ -146,7 +146,7 @@ def decide(options: PredictOptions) -> tuple[Leaflet, list[Choice]]:
             f"Time to first token of {options.batch} prompts of {options.tokens} tokens, {options.weights} weights; "
             f"{2 * prefill.shape.layers} all-reduces of {message:g} MiB in bf16."
         ),
-        notes=tuple(_notes(options, prefill, where, losses, found[0].time.total_s)),
+        notes=tuple(_notes(options, prefill, where, losses, comms, found[0].time.total_s)),
         tables=tuple(tables),
         plots=tuple(decision_plots(found, prefill, where, losses)) if options.out is not None else (),
     )
@@ -160,7 +160,12 @@ def _values(options: ParameterOptions) -> dict[str, float]:
 
 
 def _notes(
-    options: PredictOptions, prefill: Prefill, where: Machine, losses: Losses | None, unquantized_s: float
+    options: PredictOptions,
+    prefill: Prefill,
+    where: Machine,
+    losses: Losses | None,
+    comms: Sequence[Comm],
+    unquantized_s: float,
 ) -> list[str]:
     files = options.measured or [path for path in (OWN, KEPT) if path.exists()]
     rows = [row for path in files for row in read_rows(path)]
@@ -168,6 +173,8 @@ def _notes(
     single = [call for path in (calls.OWN, calls.KEPT) if path.exists() for call in calls.read_calls(path)]
     if (said := calls.call_error_text(where, single)) is not None:
         notes.append(f"Beside {said}.")
+    if (said := calls.break_even_text(where, single, comms, prefill.world_size)) is not None:
+        notes.append(f"Measured {said}. Where a predicted size differs, this one counts.")
     fast = [name for name in ("fused", "nccl", "codec") if getattr(where.parameters, name).value > 1]
     if fast:
         notes.append(

@@ -57,8 +57,10 @@ class Allocation:
         return sum(option.loss for option in self.chosen)
 
 
-def fit_weights(energies_RK: Floats, deltas_R: Floats, stderrs_R: Floats) -> Floats:
-    """Weights [K], none negative, that make `energies @ weights` the measured deltas as nearly as can be.
+def fit_weights(energies_RK: Floats, deltas_R: Floats, stderrs_R: Floats) -> tuple[Floats, Floats]:
+    """Weights [K], none negative, that make `energies @ weights` the measured deltas as nearly as can be; errors [K].
+
+    The standard error of a weight is that of the least-squares fit; infinite where the weight left the fit.
 
     Args:
         energies_RK: error energies of R runs, summed over the layers of each of K kinds.
@@ -68,14 +70,15 @@ def fit_weights(energies_RK: Floats, deltas_R: Floats, stderrs_R: Floats) -> Flo
     scale_R = np.hypot(stderrs_R, MODEL_ERROR * deltas_R)
     a_RK, b_R = energies_RK / scale_R[:, None], deltas_R / scale_R
     kept = list(range(a_RK.shape[1]))
-    weights_K = np.zeros(a_RK.shape[1])
+    weights_K, errors_K = np.zeros(a_RK.shape[1]), np.full(a_RK.shape[1], np.inf)
     while kept:  # a weight below zero leaves the fit, which for a few kinds of layers is the non-negative optimum
         found = np.linalg.lstsq(a_RK[:, kept], b_R, rcond=None)[0]
         if (found >= 0).all():
             weights_K[kept] = found
+            errors_K[kept] = np.sqrt(np.diag(np.linalg.pinv(a_RK[:, kept].T @ a_RK[:, kept])))
             break
         kept.pop(int(found.argmin()))
-    return weights_K
+    return weights_K, errors_K
 
 
 def hull(options: Sequence[Option]) -> list[Option]:

@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import fc_eval
 from fc_eval.errors import FcEvalError, os_error
 from fc_eval.results.files import write_atomic
 from fc_eval.wire.format import WIRE_VERSION
@@ -46,7 +47,7 @@ def _versions(packages: tuple[str, ...], places: tuple[tuple[str, int | None], .
     found = {}
     for name in packages:
         try:
-            found[name] = version(name)
+            found[name] = fc_eval.__version__ if name == "fc-eval" else version(name)  # also where it is not installed
         except PackageNotFoundError:
             found[name] = "missing"
     return found
