@@ -164,6 +164,17 @@ def test_works_under_torch_compile():
         same_bits(compiled(x), layer(x), f"{tokens} tokens")
 
 
+def test_names_that_operators_do_not_know_are_named(module):
+    fmt, ops = format_ints(INT4, module), torch.ops.fc_eval
+    with pytest.raises(FcEvalError, match="unknown dtype of a native codec 'int32'"):
+        ops.native_encode(X.to(torch.int32), fmt, 16, "")
+    wire = torch.zeros(layout(INT4, *X.shape, "bf16").total_bytes, dtype=torch.uint8)
+    with pytest.raises(FcEvalError, match="unknown dtype of a native codec 'bf15': did you mean 'bf16'"):
+        ops.native_decode(wire, fmt, "bf15", *X.shape, "")
+    with pytest.raises(FcEvalError, match="unknown algorithm of a native codec 'two_steps': did you mean 'two_step'"):
+        ops.native_all_reduce(X[None], "two_steps", fmt, fmt, "")
+
+
 def test_gradients_do_not_pass_but_do_not_disturb():
     require("cpu")
     x = X.clone().requires_grad_()

@@ -6,6 +6,7 @@ why.
 
 import functools
 import importlib
+from collections.abc import Mapping
 from importlib import resources
 from types import ModuleType
 
@@ -14,6 +15,7 @@ import torch
 from fc_eval.codec.base import DTYPE_NAMES
 from fc_eval.codec.format_ints import FormatInts, format_ints
 from fc_eval.codec.select import CodecUnavailable
+from fc_eval.errors import unknown
 
 __all__ = ["EXTENSIONS", "FormatInts", "extension", "format_ints", "native_status", "row_contiguous", "view_of"]
 
@@ -64,12 +66,24 @@ def extension(part: str) -> ModuleType:
     return loaded
 
 
+def number_of(kind: str, name: str, table: Mapping[str, int]) -> int:
+    """What the extension calls a dtype or an algorithm.
+
+    Raises:
+        FcEvalError: it has none of that name.
+    """
+    if name not in table:
+        raise unknown(f"{kind} of a native codec", name, table)
+    return table[name]
+
+
 def view_of(tensor: torch.Tensor, module: ModuleType) -> View:
     """What the extension needs to know of a tensor, and to check it: no tensor library crosses the boundary."""
     name = DTYPE_NAMES.get(tensor.dtype) or str(tensor.dtype).removeprefix("torch.")
     device: int = module.CPU_DEVICE if tensor.device.type == "cpu" else tensor.device.index
     behind = int(tensor.untyped_storage().nbytes()) - int(tensor.storage_offset()) * tensor.element_size()
-    return tensor.data_ptr(), module.DTYPES[name], device, tuple(tensor.shape), tensor.stride(), behind
+    dtype = number_of("dtype", name, module.DTYPES)
+    return tensor.data_ptr(), dtype, device, tuple(tensor.shape), tensor.stride(), behind
 
 
 def row_contiguous(x: torch.Tensor) -> torch.Tensor:

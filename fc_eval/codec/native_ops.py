@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fc_eval.codec.native_extension import extension, view_of
+from fc_eval.codec.native_extension import extension, number_of, view_of
 
 STAGES = 2  # reduce, gather
 
@@ -54,9 +54,8 @@ def _decode_cpu(
     module = extension("cpu")
     out = torch.empty((tokens, hidden), dtype=torch.float32)
     wire = _aligned(wire)
-    nonfinite = module.decode(
-        view_of(wire, module), tuple(fmt), module.DTYPES[dtype], view_of(out, module), _threads(), isa
-    )
+    number = number_of("dtype", dtype, module.DTYPES)
+    nonfinite = module.decode(view_of(wire, module), tuple(fmt), number, view_of(out, module), _threads(), isa)
     return out, _count(nonfinite)
 
 
@@ -79,7 +78,7 @@ def _all_reduce_cpu(
     out = torch.empty(partials_WTH.shape[1:], dtype=partials_WTH.dtype)
     nonfinite = module.all_reduce(
         view_of(partials_WTH, module),
-        module.ALGORITHMS[algorithm],
+        number_of("algorithm", algorithm, module.ALGORITHMS),
         tuple(reduce),
         tuple(gather),
         view_of(out, module),
@@ -106,7 +105,7 @@ def _decode_cuda(
     module.decode(
         view_of(wire, module),
         tuple(fmt),
-        module.DTYPES[dtype],
+        number_of("dtype", dtype, module.DTYPES),
         view_of(out, module),
         view_of(nonfinite, module),
         *_cuda_call(wire),
@@ -132,7 +131,7 @@ def _all_reduce_cuda(
     nonfinite = partials_WTH.new_zeros(STAGES, dtype=torch.int64)
     module.all_reduce(
         view_of(partials_WTH, module),
-        module.ALGORITHMS[algorithm],
+        number_of("algorithm", algorithm, module.ALGORITHMS),
         tuple(reduce),
         tuple(gather),
         view_of(out, module),
